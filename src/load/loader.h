@@ -1,0 +1,34 @@
+// Runs one plan once: all weights, or one error naming tensor, file and offset. One layer at a
+// time, its tensors in parallel; source bytes are read into bounded staging and released before the
+// next.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "base/thread_pool.h"
+#include "load/weight_store.h"
+#include "plan/plan.h"
+
+namespace nibble::load {
+
+struct LoadProgress {
+  int64_t source_bytes_done = 0, source_bytes_total = 0;
+  double seconds = 0;
+};
+struct LoadReport {
+  int64_t source_bytes = 0, resident_bytes = 0;
+  int64_t staging_peak_bytes = 0;  // measured, of the staging buffers
+  double seconds = 0;
+};
+struct LoadedWeights {
+  std::shared_ptr<const WeightStore> store;
+  LoadReport report;
+};
+
+/// `progress` may be empty; it is called from the calling thread, at most some ten times a second.
+Result<LoadedWeights> load_weights(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan,
+                                   ThreadPool& pool,
+                                   const std::function<void(const LoadProgress&)>& progress);
+
+}  // namespace nibble::load

@@ -1,0 +1,63 @@
+// Decisions for this host: layout and place of every weight, expert groups of equal format, and
+// byte budgets, all from headers. Building it fails if a tensor has no kernel.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "kernels/attention/kv_pages.h"
+#include "kernels/exec.h"
+#include "recipe/recipe.h"
+#include "tensor/tensor_ref.h"
+
+namespace nibble::plan {
+
+struct PlanOptions {
+  int64_t ranks = 1;  // tensor-parallel shares, for `inspect --tp`; loading takes 1 here
+  kernels::Activations activations = kernels::Activations::kBf16;
+  int64_t max_context = 0;         // tokens of KV to budget; 0: the model's max_positions
+  int64_t max_batch_tokens = 512;  // rows of one step
+  int threads = 1;
+  bool load_mtp = true;
+};
+
+struct PlannedWeight {
+  tensor::Layout layout = tensor::Layout::kTile16;
+  int64_t resident_bytes = 0;  // codes and scales in that layout
+  int64_t source_bytes = 0;    // as stored
+};
+
+/// A layer's experts that share the formats of all three projections: the op may run once per
+/// group.
+struct ExpertGroup {
+  int32_t layer = 0;
+  formats::FormatId gate, up, down;
+  std::vector<int32_t> experts;
+};
+
+struct MemoryPlan {
+  std::map<std::string, int64_t> weights_by_format;  // resident bytes
+  int64_t weights_bytes = 0;
+  int64_t mtp_bytes = 0;  // part of weights_bytes
+  int64_t kv_bytes_per_token = 0, kv_bytes = 0;
+  int64_t workspace_bytes = 0;
+  int64_t staging_peak_bytes = 0;  // source buffers while loading, at most
+  int64_t load_peak_bytes() const { return weights_bytes + staging_peak_bytes; }
+};
+
+struct PrecisionPlan {
+  PlanOptions options;
+  std::map<recipe::WeightKey, PlannedWeight> weights;
+  std::vector<ExpertGroup> groups;
+  MemoryPlan memory;  // of one rank
+  kernels::KvGeometry kv;
+};
+
+/// Errors: kUnsupported naming the weight that no kernel serves, or the one a share would cut
+/// inside a block ("cut_not_group").
+Result<PrecisionPlan> make_plan(const recipe::Recipe& recipe, const PlanOptions& options);
+
+}  // namespace nibble::plan
