@@ -1,0 +1,4 @@
+# Products: repacking, matmul and the feed-forward block.
+set(matmul_sources)
+macro(nibble_matmul_tests)
+endmacro()
