@@ -42,6 +42,10 @@ const BlockFormat& block_format(FormatId id);
 
 /// NF3 levels as published, rounded to BF16 (the values every formula uses).
 extern const std::array<float, 8> kNf3Levels;
+/// Errors: kInvalidArgument unless all are finite and each is above the one before.
+Result<void> check_nf3_levels(const std::array<float, 8>& levels);
+/// Largest |MatrixView::nf3_bias_log2| that check_geometry takes.
+constexpr int kMaxNf3BiasLog2 = 100;
 
 /// One matrix exactly as the checkpoint stores it: row-major planes that are not owned.
 /// codes  [rows, code_row_bytes]. Two E2M1 codes a byte, even column in the low nibble; eight NF3
