@@ -36,11 +36,11 @@ struct RequestCallbacks {
 };
 
 struct Request {
-  std::vector<int32_t> prompt;  // not empty
-  SamplingParams sampling;
-  int64_t max_tokens = 0;            // 0: only prompt logits are wanted
-  std::vector<int32_t> stop_tokens;  // end generation; the stop token is not reported
-  RequestCallbacks callbacks;
+  std::vector<int32_t> prompt = {};  // not empty
+  SamplingParams sampling = {};
+  int64_t max_tokens = 0;                 // 0: only prompt logits are wanted
+  std::vector<int32_t> stop_tokens = {};  // end generation; the stop token is not reported
+  RequestCallbacks callbacks = {};
 };
 
 using RequestId = uint64_t;
@@ -55,6 +55,7 @@ struct EngineOptions {
   int64_t max_logit_rows = 64;     // rows of one step whose logits are computed
 };
 
+/// The last line counts since the engine was created; generated_tokens are those reported.
 struct EngineStats {
   int64_t running = 0, waiting = 0;
   int64_t kv_pages_total = 0, kv_pages_free = 0;
@@ -63,20 +64,26 @@ struct EngineStats {
 
 class Engine {
  public:
-  /// Allocates pages and workspace. Errors: kResourceExhausted naming need and budget.
+  /// Allocates pages and workspace. Errors: kResourceExhausted naming need and budget;
+  /// kInvalidArgument for an option out of range; those of device::choose_isa().
   static Result<std::unique_ptr<Engine>> create(std::unique_ptr<model::Model> model,
                                                 const EngineOptions& options);
+  /// Ends the step in progress; every request that is left finishes with kCancelled before this
+  /// returns. No other call may run or follow.
   virtual ~Engine() = default;
 
   /// Errors: kInvalidArgument (empty prompt, token out of range, prompt + max_tokens beyond
-  /// max_context or beyond all pages), each with both numbers.
+  /// max_context or beyond all pages, sampling parameter out of range), each with both numbers.
   virtual Result<RequestId> submit(Request request) = 0;
   /// The request ends with kCancelled within one step; unknown or finished ids are ignored.
   virtual void cancel(RequestId id) = 0;
   virtual EngineStats stats() const = 0;
   virtual const model::Model& model() const = 0;
+  /// As in effect: every 0 that means "default" is replaced, kv_tokens is whole pages, and
+  /// max_sequences is at most max_batch_tokens and max_logit_rows (each decodes one row a step).
   virtual const EngineOptions& options() const = 0;
-  /// Blocks until the request has finished. Convenience for the CLI and tests.
+  /// Blocks until on_finish of the request has returned; at once for an unknown id. Convenience
+  /// for the CLI and tests; not from a callback.
   virtual void wait(RequestId id) = 0;
 };
 
