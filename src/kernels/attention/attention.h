@@ -17,10 +17,17 @@ struct RopeParams {
   float scale = 1.0f;               // multiplies cos and sin (YaRN attention factor)
 };
 
-/// Prepares q, k, v of a step: optional RMSNorm per head (q_norm, k_norm [head dim] or null), RoPE
-/// at each row's position, then writes K and V into their pages (rounded to the page type). q is
-/// changed in place; q [rows, heads * k_dim], k [rows, kv_heads * k_dim], v [rows, kv_heads *
-/// v_dim].
+/// cos and sin of every row's position, the same for all layers of a step: out [rows, rotary_dim]
+/// holds rotary_dim / 2 cosines then as many sines, times rope.scale. Rows are those of
+/// `sequences`. The angle is the FP32 product position * inv_freq, as transformers computes it; its
+/// cosine is correctly rounded but for the last bit of libm's double one.
+void rope_table(const Exec& exec, const RopeParams& rope, std::span<const SequenceRows> sequences,
+                float* out);
+
+/// Prepares q, k, v of a step: optional RMSNorm per head (q_norm, k_norm [k_dim] or null), RoPE
+/// at each row's position, then writes K and V into their pages (rounded to the page type, nearest
+/// even). q and k are changed in place; q [rows, heads * k_dim], k [rows, kv_heads * k_dim],
+/// v [rows, kv_heads * v_dim], each with a row stride in elements.
 struct AttentionPrepareArgs {
   float* q = nullptr;
   float* k = nullptr;
@@ -31,18 +38,23 @@ struct AttentionPrepareArgs {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   float norm_eps = 1e-5f;
-  RopeParams rope;
+  RopeParams rope;                 // rotary_dim 0: no rotation
+  const float* cos_sin = nullptr;  // rope_table of these sequences, or null: computed here
   std::span<const SequenceRows> sequences;
 };
 void attention_prepare(const Exec& exec, const AttentionPrepareArgs& args, const KvPages& pages);
 
-/// out[row, head] = softmax(scale * q . K) V over positions 0..own (or the last `window`). Heads
-/// h * heads / kv_heads share a KV head. With kBf16 pages, q is not rounded; scores and sums are
-/// FP32.
+/// out[row, head] = softmax(scale * q . K) V over positions 0..own (or the last `window`, own
+/// included). Heads h * kv_heads / heads share a KV head; heads is a multiple of kv_heads.
 ///
-/// Numerics: per (row, head), positions in ascending blocks of 16 from position 0, online softmax
-/// per block, values in ascending position; so the bits depend neither on chunking, batch nor
-/// threads. exp is the house's own (kernels/cpu/vec_math.h), equal on every ISA.
+/// Numerics: per (row, head), the positions fall into chunks of 512 (absolute: 0..511, 512..1023,
+/// ...). In a chunk each score is an FMA over ascending dims, then times scale; the chunk's maximum
+/// is subtracted before exp (kernels/cpu/vec.h); the weights are summed in 16 lanes
+/// (position mod 16), the values in ascending position. Chunks are merged in ascending order, the
+/// sink last. So the bits depend neither on chunking, batch, pages nor threads, and every ISA
+/// agrees. With kBf16 pages q is not rounded; scores and sums are FP32.
+/// |out - ref| <= max|v| (2 e + (n + 32) 2^-23) over n positions, with the scores' error
+/// e = k_dim 2^-23 scale max sum|q k|.
 struct AttentionArgs {
   const float* q = nullptr;  // [rows, heads * k_dim]
   int64_t q_stride = 0;
@@ -56,6 +68,8 @@ struct AttentionArgs {
   std::span<const SequenceRows> sequences;
 };
 void attention(const Exec& exec, const AttentionArgs& args, const KvPages& pages);
+
+/// Scratch that rope_table, attention_prepare and attention take for up to `rows` rows, at most.
 int64_t attention_workspace_bytes(int64_t rows, int64_t heads, const KvGeometry& geometry,
                                   int threads);
 

@@ -11,7 +11,17 @@
 #include <cstring>
 
 #if defined(NIBBLE_VEC_AVX512) || defined(NIBBLE_VEC_AVX2)
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 warns about the deliberately undefined operands inside its own AVX-512 header (its PR
+// 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
 #elif defined(NIBBLE_VEC_NEON)
 #include <arm_neon.h>
 #endif
@@ -204,10 +214,39 @@ inline uint16_t bf16_bits(float x) {
 inline float bf16_value(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
+#if defined(NIBBLE_VEC_AVX512)
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+  r = _mm512_srli_epi32(r, 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  r = _mm512_mask_blend_epi32(nan, r, _mm512_set1_epi32(0x7FC0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
+}
+#else
 inline void store_bf16(uint16_t* p, F32x16 a) {
   float lanes[kLanes];
   store(lanes, a);
   for (int i = 0; i < kLanes; ++i) p[i] = bf16_bits(lanes[i]);
+}
+#endif
+
+/// The first n lanes (0 <= n < 16) of memory; the others are zero in a load, untouched by a store.
+inline F32x16 load_first(const float* p, int64_t n) {
+  float lanes[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+inline F32x16 load_bf16_first(const uint16_t* p, int64_t n) {
+  float lanes[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i] = bf16_value(p[i]);
+  return load(lanes);
+}
+inline void store_first(float* p, F32x16 a, int64_t n) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
 /// Sum of the lanes, halves first: ((l0+l8)+(l4+l12)) + ... One order on every ISA.
