@@ -27,6 +27,10 @@ struct TensorInfo {
 
 /// Product of the extents; 1 for a scalar. Proved not to overflow.
 int64_t element_count(const TensorInfo& tensor);
+/// Bytes of a tensor of this type and shape. Errors: kCorruptInput starting with "shape_overflow: "
+/// or "sub_byte: " and naming `name`. Extents must not be negative.
+Result<int64_t> stored_bytes(std::string_view name, formats::DType dtype,
+                             std::span<const int64_t> shape);
 /// "[4096, 2048]"
 std::string shape_text(std::span<const int64_t> shape);
 

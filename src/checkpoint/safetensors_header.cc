@@ -115,8 +115,7 @@ Result<Entry> parse_entry(std::string_view name, dom::element value) {
   }
   NIBBLE_TRY(entry.tensor.bytes, stored_bytes(name, *dtype, entry.tensor.shape));
 
-  NIBBLE_TRY(const std::vector<uint64_t> offsets,
-             natural_numbers("offsets", name, fields.offsets));
+  NIBBLE_TRY(const std::vector<uint64_t> offsets, natural_numbers("offsets", name, fields.offsets));
   if (offsets.size() != 2) {
     return fault("offsets", "tensor ", shown(name), ": expected [begin, end], found ",
                  offsets.size(), " numbers");

@@ -29,7 +29,7 @@ class WeightStore {
   int64_t bytes() const { return bytes_; }
 
  private:
-  friend class Loader;
+  friend class StoreBuilder;
   std::map<recipe::WeightKey, tensor::TensorRef> matrices_;
   std::map<recipe::WeightKey, std::vector<float>> vectors_;
   std::vector<AlignedBytes> blocks_;  // one per layer

@@ -10,6 +10,7 @@
 #include "base/result.h"
 #include "kernels/attention/kv_pages.h"
 #include "kernels/exec.h"
+#include "kernels/repack/repack.h"
 #include "recipe/recipe.h"
 #include "tensor/tensor_ref.h"
 
@@ -24,10 +25,15 @@ struct PlanOptions {
   bool load_mtp = true;
 };
 
+/// Vectors (norms, biases) are widened to FP32; matrices keep their format.
+bool is_vector(recipe::Role role);
+
 struct PlannedWeight {
   tensor::Layout layout = tensor::Layout::kTile16;
-  int64_t resident_bytes = 0;  // codes and scales in that layout
-  int64_t source_bytes = 0;    // as stored
+  kernels::TiledBytes planes;  // codes and scales in that layout; vectors: FP32 in codes
+  int64_t resident_bytes() const { return planes.codes + planes.scales; }
+  int64_t source_bytes = 0;  // as stored
+  int64_t chunk_rows = 0;    // rows read and repacked at a time, a multiple of 16 (or all)
 };
 
 /// A layer's experts that share the formats of all three projections: the op may run once per
@@ -43,7 +49,6 @@ struct MemoryPlan {
   int64_t weights_bytes = 0;
   int64_t mtp_bytes = 0;  // part of weights_bytes
   int64_t kv_bytes_per_token = 0, kv_bytes = 0;
-  int64_t workspace_bytes = 0;
   int64_t staging_peak_bytes = 0;  // source buffers while loading, at most
   int64_t load_peak_bytes() const { return weights_bytes + staging_peak_bytes; }
 };
@@ -55,6 +60,10 @@ struct PrecisionPlan {
   MemoryPlan memory;  // of one rank
   kernels::KvGeometry kv;
 };
+
+/// Shape of the KV pages of this model.
+kernels::KvGeometry kv_geometry(const recipe::ModelConfig& config,
+                                kernels::Activations activations);
 
 /// Errors: kUnsupported naming the weight that no kernel serves, or the one a share would cut
 /// inside a block ("cut_not_group").

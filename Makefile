@@ -1,0 +1,64 @@
+# Two commands do all set-up on a fresh Debian 12 machine:
+#   make demo   installs what is missing, builds, answers a prompt with the bundled model
+#   make test   builds and runs every test
+SHELL := /bin/bash
+JOBS ?= $(shell nproc)
+PROMPT ?= What does "river" mean?
+
+.PHONY: demo build test packages test-packages unit sanitize format-check format fuzz bench clean
+
+demo: build
+	build/release/nibble run models/demo -p '$(PROMPT)'
+
+build: packages
+	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
+	@cmake --build build/release --target nibble -j $(JOBS)
+
+test: packages test-packages unit sanitize format-check
+
+packages:
+	@scripts/install_packages.sh build
+	@mkdir -p build
+
+test-packages:
+	@scripts/install_packages.sh test
+	@scripts/fetch_tokenizers.sh build/tokenizers
+
+unit:
+	cmake --preset release
+	cmake --build build/release -j $(JOBS)
+	ctest --test-dir build/release -j $(JOBS) --output-on-failure
+
+# Address and undefined-behaviour sanitizers over what reads untrusted bytes or owns memory, thread
+# sanitizer over what has threads.
+ASAN_TESTS := base_test|element_test|quantize_test|block_format_test|checkpoint_test|recipe_test|config_test|csf|tokenizer_test|chat_template_test|sampler_test|scheduler_test|loader_test
+TSAN_TESTS := base_test|engine_test|loader_test
+sanitize:
+	cmake --preset asan
+	scripts/build_tests.sh build/asan '$(ASAN_TESTS)' $(JOBS)
+	ctest --test-dir build/asan -R '$(ASAN_TESTS)' -j $(JOBS) --output-on-failure
+	cmake --preset tsan
+	scripts/build_tests.sh build/tsan '$(TSAN_TESTS)' $(JOBS)
+	ctest --test-dir build/tsan -R '$(TSAN_TESTS)' --output-on-failure
+
+format-check:
+	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
+	@echo 'format: clean'
+
+format:
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
+
+# Every libFuzzer target for SECONDS each (clang, ASan + UBSan).
+SECONDS_EACH ?= 600
+fuzz: packages
+	@scripts/install_packages.sh fuzz
+	cmake --preset fuzz
+	cmake --build build/fuzz -j $(JOBS)
+	scripts/run_fuzzers.sh build/fuzz $(SECONDS_EACH)
+
+bench: build
+	cmake --build build/release -j $(JOBS)
+	@echo 'binaries: build/release/src/*/*_bench; models: build/release/nibble bench DIR'
+
+clean:
+	rm -rf build

@@ -1,0 +1,170 @@
+// nibble bench DIR: prompt processing (pp) and token generation (tg) as llama-bench times them: pp
+// is one prompt of n random ids, tg is n single-token steps on an (almost) empty context, no
+// sampling filters. One warm-up run of each is dropped.
+#include <chrono>
+#include <cmath>
+#include <iomanip>
+#include <ostream>
+#include <random>
+
+#include "base/file.h"
+#include "cli/command.h"
+#include "cli/session.h"
+
+namespace nibble::cli {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::vector<int64_t> prompts = {512}, generations = {128}, threads = {0};
+  int repeats = 5;
+  bool json = false;
+};
+
+struct Measurement {
+  std::string test;
+  int64_t threads = 0;
+  std::vector<double> tokens_per_second;
+};
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<int32_t> random_ids(int64_t count, int64_t vocab, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i) {
+    ids.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(vocab)));
+  }
+  return ids;
+}
+
+// Tokens per second of one run: a prompt of `prompt` ids, or with `generate` > 0 that many decode
+// steps after the first token.
+Result<double> measure(runtime::Engine& engine, int64_t prompt, int64_t generate, uint64_t seed) {
+  runtime::Request request;
+  request.prompt = random_ids(generate > 0 ? 1 : prompt, engine.model().config().vocab_size, seed);
+  request.max_tokens = generate > 0 ? generate + 1 : 1;
+  Clock::time_point start = Clock::now(), end = start;
+  int64_t seen = 0;
+  std::string failure;
+  request.callbacks.on_token = [&](const runtime::TokenEvent&) {
+    end = Clock::now();
+    if (generate > 0 && seen == 0) start = end;
+    ++seen;
+  };
+  request.callbacks.on_finish = [&](runtime::FinishReason reason, const std::string& error) {
+    if (reason == runtime::FinishReason::kError) failure = error;
+  };
+  NIBBLE_TRY(const runtime::RequestId id, engine.submit(std::move(request)));
+  engine.wait(id);
+  if (!failure.empty()) return Error(Code::kInternal, failure);
+  const double seconds = std::chrono::duration<double>(end - start).count();
+  return static_cast<double>(generate > 0 ? generate : prompt) / seconds;
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double v : values) sum += v;
+  return sum / static_cast<double>(values.size());
+}
+
+double deviation_of(const std::vector<double>& values) {
+  if (values.size() < 2) return 0;
+  const double mean = mean_of(values);
+  double sum = 0;
+  for (const double v : values) sum += (v - mean) * (v - mean);
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
+
+double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+void print(std::ostream& out, const Options& options, const std::vector<Measurement>& results,
+           std::string_view isa) {
+  if (options.json) {
+    Json list = Json::array();
+    for (const Measurement& m : results) {
+      list.push_back({{"model", options.model.directory},
+                      {"isa", isa},
+                      {"activations", options.model.activations},
+                      {"test", m.test},
+                      {"threads", m.threads},
+                      {"tokens_per_second", m.tokens_per_second},
+                      {"mean", mean_of(m.tokens_per_second)},
+                      {"median", median_of(m.tokens_per_second)},
+                      {"sd", deviation_of(m.tokens_per_second)},
+                      {"peak_rss_bytes", peak_rss_bytes()},
+                      {"version", NIBBLE_VERSION}});
+    }
+    out << json_dump(list, 2) << '\n';
+    return;
+  }
+  out << "| model | isa | activations | threads | test | t/s (mean ± sd) | median |\n"
+      << "|---|---|---|---:|---:|---:|---:|\n"
+      << std::fixed << std::setprecision(2);
+  for (const Measurement& m : results) {
+    out << "| " << options.model.directory << " | " << isa << " | " << options.model.activations
+        << " | " << m.threads << " | " << m.test << " | " << mean_of(m.tokens_per_second) << " ± "
+        << deviation_of(m.tokens_per_second) << " | " << median_of(m.tokens_per_second) << " |\n";
+  }
+  out << "\npeak resident set " << bytes_text(peak_rss_bytes()) << ", nibble " << NIBBLE_VERSION
+      << '\n';
+}
+
+Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
+  std::vector<Measurement> results;
+  NIBBLE_TRY(const device::Isa isa, device::choose_isa());
+  for (const int64_t threads : options.threads) {
+    ModelOptions model = options.model;
+    model.threads = static_cast<int>(threads);
+    runtime::EngineOptions engine_options;
+    engine_options.max_sequences = 1;
+    NIBBLE_TRY(const std::unique_ptr<runtime::Engine> engine,
+               open_engine(model, engine_options, err));
+    const auto add = [&](const std::string& test, int64_t prompt,
+                         int64_t generate) -> Result<void> {
+      Measurement m{test, engine->options().threads, {}};
+      for (int i = -1; i < options.repeats; ++i) {  // -1 warms up
+        NIBBLE_TRY(const double speed,
+                   measure(*engine, prompt, generate, static_cast<uint64_t>(i + 1)));
+        if (i >= 0) m.tokens_per_second.push_back(speed);
+      }
+      results.push_back(std::move(m));
+      return {};
+    };
+    for (const int64_t n : options.prompts) {
+      if (n > 0) NIBBLE_TRY(add(cat("pp", n), n, 0));
+    }
+    for (const int64_t n : options.generations) {
+      if (n > 0) NIBBLE_TRY(add(cat("tg", n), 0, n));
+    }
+  }
+  print(out, options, results, device::isa_name(isa));
+  return {};
+}
+
+}  // namespace
+
+RunFn add_bench(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("DIR", options->model.directory, "checkpoint directory")->required();
+  app.add_option("-p,--n-prompt", options->prompts, "prompt lengths (0: none)")->delimiter(',');
+  app.add_option("-n,--n-gen", options->generations, "tokens to generate (0: none)")
+      ->delimiter(',');
+  app.add_option("-r,--repetitions", options->repeats, "timed runs of each")
+      ->check(CLI::PositiveNumber);
+  app.add_option("-t,--threads", options->threads, "thread counts to try (0: all)")->delimiter(',');
+  app.add_option("--activations", options->model.activations, "what products are computed with")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_flag("--json", options->json, "machine-readable output");
+  app.add_flag("-q,--quiet", options->model.quiet, "no plan lines on stderr");
+  return [options](std::ostream& out, std::ostream& err) {
+    const Result<void> done = run(*options, out, err);
+    return done ? 0 : fail(err, "bench", done.error());
+  };
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,144 @@
+// From packed tiles (layout.h) to BF16 fragments in registers: what a lane reads of a tile, and
+// the four registers of step j that are the A operand of m64nNk16 and m16n8k16 alike.
+//
+// Every value is exact: E2M1 * E4M3 has six significant bits, E2M1 * 2^n two, E4M3 * 2^n four, and
+// BF16 holds eight. E2M1 bits put into a BF16's exponent and mantissa fields mean v * 2^-126 (the
+// subnormal 0.5 included), so one multiplication applies scale and unit together.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/layout.h"
+
+namespace nibble::kernels::cuda {
+
+/// a * b on two BF16, exactly rounded, subnormals kept. An FMA with -0: sm_80 has no plain product.
+__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
+  return d;
+}
+/// (a & mask_a) | (b & mask_b) in two instructions.
+__device__ __forceinline__ uint32_t pick(uint32_t a, uint32_t mask_a, uint32_t b, uint32_t mask_b) {
+  return (a & mask_a) | (b & mask_b);
+}
+
+/// Where the eight E2M1 codes of a word sit: pair i (register i of the step) has its low column in
+/// the low half. In each half, sign and magnitude bits of the pairs are placed so that most of them
+/// reach BF16's bits 15 and 8..6 with one shared shift: 11 operations for eight codes, against 15
+/// for four plain nibbles.
+///   pair 0: sign 15, magnitude 8..6     pair 1: sign 14, magnitude 5..3
+///   pair 2: sign 9,  magnitude 2..0     pair 3: sign 10, magnitude 13..11
+NIBBLE_HD constexpr uint32_t spread_codes(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+  return (c0 >> 3) << 15 | (c0 & 7) << 6 | (c1 >> 3) << 14 | (c1 & 7) << 3 | (c2 >> 3) << 9 |
+         (c2 & 7) | (c3 >> 3) << 10 | (c3 & 7) << 11;
+}
+/// Inverse of spread_codes: code of pair `i`.
+NIBBLE_HD constexpr uint32_t gather_code(uint32_t half, int i) {
+  return i == 0   ? (half >> 15 & 1) << 3 | (half >> 6 & 7)
+         : i == 1 ? (half >> 14 & 1) << 3 | (half >> 3 & 7)
+         : i == 2 ? (half >> 9 & 1) << 3 | (half & 7)
+                  : (half >> 10 & 1) << 3 | (half >> 11 & 7);
+}
+__device__ __forceinline__ void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
+  constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x01C001C0u;
+  a[0] = w & (kSign | kMagnitude);
+  a[1] = pick(w << 1, kSign, w << 3, kMagnitude);
+  a[2] = (w << 6) & (kSign | kMagnitude);
+  a[3] = pick(w << 5, kSign, w >> 5, kMagnitude);
+}
+
+/// Scale bytes of the low and the high row, as two BF16 in one register.
+/// E4M3 (sign cleared: packing moved it into the codes): byte << 4 means s * 2^-120; the result is
+/// s * 2^119. Two products, because 2^239 is no BF16.
+__device__ __forceinline__ uint32_t expand_e4m3_scales(uint32_t two_bytes) {
+  const uint32_t raw = (__byte_perm(two_bytes, 0, 0x4140) & 0x007F007Fu) << 4;
+  return mul_bf16x2(mul_bf16x2(raw, 0x7B807B80u), 0x7B007B00u);
+}
+/// E8M0 byte b as 2^(b - 127 + unit): an addition to the exponent field. Needs b + unit <= 254.
+template <int unit>
+__device__ __forceinline__ uint32_t expand_e8m0_scales(uint32_t two_bytes) {
+  return (__byte_perm(two_bytes, 0, 0x4140) << 7) + static_cast<uint32_t>(unit) * 0x00800080u;
+}
+
+/// What a lane holds of one tile: its words and its two scales.
+template <FormatId format>
+struct TileFragment;
+
+template <FormatId format>
+struct E2m1Fragment {
+  uint4 words;
+  uint32_t low_scale, high_scale;
+
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    words = reinterpret_cast<const uint4*>(tile)[warp * 32 + lane];
+    const auto* scales = reinterpret_cast<const uint16_t*>(tile + 2048);
+    uint32_t pair;
+    if constexpr (format == FormatId::kNvfp4) {
+      pair = expand_e4m3_scales(scales[warp * 32 + lane]);
+    } else {
+      pair = expand_e8m0_scales<126>(scales[warp * 16 + lane / 2]);
+    }
+    low_scale = __byte_perm(pair, 0, 0x1010);
+    high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  template <int j>
+  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+    expand_e2m1(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w, a);
+    a[0] = mul_bf16x2(a[0], low_scale);
+    a[1] = mul_bf16x2(a[1], high_scale);
+    a[2] = mul_bf16x2(a[2], low_scale);
+    a[3] = mul_bf16x2(a[3], high_scale);
+  }
+};
+template <>
+struct TileFragment<FormatId::kNvfp4> : E2m1Fragment<FormatId::kNvfp4> {};
+template <>
+struct TileFragment<FormatId::kMxfp4> : E2m1Fragment<FormatId::kMxfp4> {};
+
+/// E4M3 codes: a word holds registers 2i (upper bytes of its halves) and 2i + 1 (lower bytes).
+template <>
+struct TileFragment<FormatId::kMxfp8> {
+  uint4 words[2];
+  uint32_t low_scale, high_scale;
+
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    const auto* codes = reinterpret_cast<const uint4*>(tile);
+    words[0] = codes[warp * 64 + lane];
+    words[1] = codes[warp * 64 + 32 + lane];
+    const auto* scales = reinterpret_cast<const uint16_t*>(tile + 4096);
+    const uint32_t pair = expand_e8m0_scales<120>(scales[warp * 16 + lane / 2]);
+    low_scale = __byte_perm(pair, 0, 0x1010);
+    high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  template <int j>
+  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+    const uint4 w = words[j / 2];
+    const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
+    constexpr uint32_t kSign = 0x80008000u, kRest = 0x07F007F0u;
+    a[0] = mul_bf16x2(pick(w0, kSign, w0 >> 4, kRest), low_scale);
+    a[1] = mul_bf16x2(pick(w0 << 8, kSign, w0 << 4, kRest), high_scale);
+    a[2] = mul_bf16x2(pick(w1, kSign, w1 >> 4, kRest), low_scale);
+    a[3] = mul_bf16x2(pick(w1 << 8, kSign, w1 << 4, kRest), high_scale);
+  }
+};
+
+template <>
+struct TileFragment<FormatId::kBf16> {
+  uint4 words[4];
+
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    const auto* codes = reinterpret_cast<const uint4*>(tile);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = codes[(warp * 4 + j) * 32 + lane];
+  }
+  template <int j>
+  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+    a[0] = words[j].x;
+    a[1] = words[j].y;
+    a[2] = words[j].z;
+    a[3] = words[j].w;
+  }
+};
+
+}  // namespace nibble::kernels::cuda

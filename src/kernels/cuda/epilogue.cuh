@@ -1,0 +1,105 @@
+// What happens to a finished 64 x N accumulator: activation and BF16 store of the first product,
+// router weight and FP32 store of the second. Every operation is spelled out (__fmul_rn, ...), so
+// that no geometry contracts it differently: a row's bits must not depend on the kernel that ran.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/moe_stream.h"
+
+namespace nibble::kernels::cuda {
+
+__device__ __forceinline__ float sigmoid(float v) {
+  return __fdividef(1.0f, __fadd_rn(1.0f, __expf(-v)));
+}
+
+__device__ __forceinline__ float activate(const MoeShape& shape, float gate, float up) {
+  if (shape.activation == Activation::kSilu) {
+    return __fmul_rn(__fmul_rn(gate, sigmoid(gate)), up);
+  }
+  gate = fminf(gate, shape.limit);
+  up = fminf(fmaxf(up, -shape.limit), shape.limit);
+  if (shape.activation == Activation::kSiluLimit) {
+    return __fmul_rn(__fmul_rn(gate, sigmoid(gate)), up);
+  }
+  return __fmul_rn(__fmul_rn(gate, sigmoid(__fmul_rn(shape.alpha, gate))), __fadd_rn(up, 1.0f));
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+/// Transposes an 8 x 8 matrix of 16-bit values held as an MMA fragment.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
+  uint32_t r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
+
+/// First product: rows g are gate, rows g + 8 up of the same channel. Writes 16 bytes (eight
+/// channels) a warp and token into the second product's activations.
+template <int kRegisters>
+__device__ __forceinline__ void store_activated(const StreamArgs& args, const float (&acc)[kRegisters],
+                                                int expert, int64_t block, int row_begin, int rows,
+                                                int warp, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  const float gate_factor = args.weights.gate_factor[expert];
+  const float up_factor = args.weights.up_factor[expert];
+  float gate_bias = 0.0f, up_bias = 0.0f;
+  if (args.weights.gate_bias != nullptr) {
+    const int64_t channel = packed_row(Product::kGateUp, block, warp, g, 0);
+    if (channel < args.shape.inter) {
+      gate_bias = args.weights.gate_bias[expert * args.shape.inter + channel];
+      up_bias = args.weights.up_bias[expert * args.shape.inter + channel];
+    }
+  }
+  const int unit = 4 * static_cast<int>(block % 2) + warp;
+#pragma unroll
+  for (int i = 0; i < kRegisters / 4; ++i) {
+    float v[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float gate = __fadd_rn(__fmul_rn(acc[4 * i + c], gate_factor), gate_bias);
+      const float up = __fadd_rn(__fmul_rn(acc[4 * i + 2 + c], up_factor), up_bias);
+      v[c] = activate(args.shape, gate, up);
+    }
+    const uint32_t channels = transpose_8x8(pack_bf16(v[0], v[1]));
+    if (8 * i + g < rows) {
+      uint8_t* out = args.work.h + chunk_offset(args.work.capacity, block / 2, row_begin + 8 * i + g, unit);
+      *reinterpret_cast<uint32_t*>(out + 4 * t) = channels;
+    }
+  }
+}
+
+/// Second product: a lane holds two adjacent channels of each token. `slots` and `router` are the
+/// tile's slot numbers and router weights.
+template <int kRegisters>
+__device__ __forceinline__ void store_weighted(const StreamArgs& args, const float (&acc)[kRegisters],
+                                               int expert, int64_t block, int rows, int warp,
+                                               int lane, const int* slots, const float* router) {
+  const int g = lane / 4, t = lane % 4;
+  const int64_t channel = packed_row(Product::kDown, block, warp, g, 0);
+  if (channel >= args.shape.hidden) return;
+  const float factor = args.weights.down_factor[expert];
+  float bias[2] = {0.0f, 0.0f};
+  if (args.weights.down_bias != nullptr) {
+    bias[0] = args.weights.down_bias[expert * args.shape.hidden + channel];
+    bias[1] = args.weights.down_bias[expert * args.shape.hidden + channel + 1];
+  }
+#pragma unroll
+  for (int i = 0; i < kRegisters / 4; ++i) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int row = 8 * i + 2 * t + c;
+      if (row < rows) {
+        const float low = __fadd_rn(__fmul_rn(acc[4 * i + c], factor), bias[0]);
+        const float high = __fadd_rn(__fmul_rn(acc[4 * i + 2 + c], factor), bias[1]);
+        const float w = router[row];
+        *reinterpret_cast<float2*>(args.work.partial + slots[row] * args.shape.hidden + channel) =
+            make_float2(__fmul_rn(low, w), __fmul_rn(high, w));
+      }
+    }
+  }
+}
+
+}  // namespace nibble::kernels::cuda

@@ -1,0 +1,9 @@
+#include "kernels/cuda/moe_stream_sm90.cuh"
+
+namespace nibble::kernels::cuda {
+
+StreamKernel stream_kernel_bf16(Geometry geometry) {
+  return pick_stream_kernel<FormatId::kBf16>(geometry);
+}
+
+}  // namespace nibble::kernels::cuda

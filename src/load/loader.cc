@@ -1,0 +1,257 @@
+#include "load/loader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include "formats/element.h"
+
+namespace nibble::load {
+
+using recipe::Weight;
+using recipe::WeightKey;
+
+/// Fills a WeightStore layer by layer; nobody sees the store before it is complete.
+class StoreBuilder {
+ public:
+  StoreBuilder(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan, ThreadPool& pool,
+               const std::function<void(const LoadProgress&)>& progress)
+      : recipe_(recipe), plan_(plan), pool_(pool), progress_(progress) {}
+
+  Result<LoadedWeights> run();
+
+ private:
+  struct Task {  // one chunk of one weight
+    const WeightKey* key;
+    const Weight* weight;
+    const plan::PlannedWeight* planned;
+    int64_t row_begin, rows;
+    std::byte* codes;  // resident planes of the whole weight
+    std::byte* scales;
+    float* vector;  // or null
+  };
+
+  Result<void> load_layer(const std::vector<WeightKey>& keys);
+  Result<void> run_task(const Task& task);
+  Result<void> load_vector(const Task& task);
+  Result<std::vector<std::byte>> read_scales(const Task& task);
+  Result<std::vector<std::byte>> read_plane(const recipe::Plane& plane, int64_t begin,
+                                            int64_t bytes);
+  void place_rows(const Task& task, const std::vector<std::byte>& codes,
+                  const std::vector<std::byte>& scales);
+  Result<void> place_tiles(const Task& task, const std::vector<std::byte>& codes,
+                           const std::vector<std::byte>& scales);
+  void report(bool last);
+
+  void stage(int64_t bytes) {
+    const int64_t now = staged_.fetch_add(bytes) + bytes;
+    int64_t peak = staged_peak_.load();
+    while (now > peak && !staged_peak_.compare_exchange_weak(peak, now)) {
+    }
+  }
+
+  const recipe::Recipe& recipe_;
+  const plan::PrecisionPlan& plan_;
+  ThreadPool& pool_;
+  const std::function<void(const LoadProgress&)>& progress_;
+  std::shared_ptr<WeightStore> store_ = std::make_shared<WeightStore>();
+  std::atomic<int64_t> staged_{0}, staged_peak_{0}, done_{0};
+  int64_t total_ = 0;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(),
+                                        reported_ = start_;
+};
+
+namespace {
+
+int64_t round64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Bytes of scales that rows [0, rows) of this weight own, for formats whose scale rows follow rows.
+int64_t scale_bytes_of_rows(const formats::MatrixView& meta, int64_t rows) {
+  formats::MatrixView part = meta;
+  part.rows = rows;
+  return formats::scale_plane_bytes(part);
+}
+
+}  // namespace
+
+Result<std::vector<std::byte>> StoreBuilder::read_plane(const recipe::Plane& plane, int64_t begin,
+                                                        int64_t bytes) {
+  std::vector<std::byte> buffer(static_cast<size_t>(bytes));
+  NIBBLE_TRY(recipe_.index().read(*plane.tensor, plane.begin + begin, buffer));
+  return buffer;
+}
+
+Result<void> StoreBuilder::load_vector(const Task& task) {
+  NIBBLE_TRY(const std::vector<std::byte> bytes,
+             read_plane(task.weight->codes, 0, task.weight->codes.bytes));
+  formats::MatrixView view = task.weight->meta;
+  view.codes = bytes.data();
+  formats::decode_rows(view, 0, view.rows, task.vector);
+  done_ += task.weight->codes.bytes;
+  return {};
+}
+
+void StoreBuilder::place_rows(const Task& task, const std::vector<std::byte>& codes,
+                              const std::vector<std::byte>& scales) {
+  const int64_t row_bytes =
+      formats::code_row_bytes(task.weight->meta.format, task.weight->meta.cols);
+  std::memcpy(task.codes + task.row_begin * row_bytes, codes.data(), codes.size());
+  if (task.row_begin == 0 && !scales.empty()) {
+    std::memcpy(task.scales, scales.data(), scales.size());
+  }
+}
+
+// Tiles of a chunk are contiguous in both resident planes, so a chunk is repacked as a matrix of
+// its own: rows [row_begin, row_begin + rows), row_begin a multiple of 16.
+Result<void> StoreBuilder::place_tiles(const Task& task, const std::vector<std::byte>& codes,
+                                       const std::vector<std::byte>& scales) {
+  formats::MatrixView before = task.weight->meta;
+  before.rows = task.row_begin;
+  formats::MatrixView part = task.weight->meta;
+  part.rows = task.rows;
+  part.codes = codes.data();
+  part.scales = scales.data();
+  if (part.format == formats::FormatId::kFp8Block) {
+    const int64_t first = part.origin_row + task.row_begin;
+    const int64_t block_row = first / part.block_rows;
+    part.origin_row = first % part.block_rows;
+    const int64_t blocks = (part.origin_col + part.cols + part.block_cols - 1) / part.block_cols;
+    part.scales += block_row * blocks * formats::scale_bytes(part.scale_kind);
+  } else if (task.row_begin > 0) {
+    part.scales += scale_bytes_of_rows(task.weight->meta, task.row_begin);
+  }
+  const kernels::TiledBytes offset =
+      task.row_begin == 0 ? kernels::TiledBytes{} : kernels::tile16_bytes(before);
+  const kernels::TiledBytes size = kernels::tile16_bytes(part);
+  NIBBLE_TRY(
+      const tensor::TensorRef tiled,
+      kernels::repack_tile16(part, {task.codes + offset.codes, static_cast<size_t>(size.codes)},
+                             {task.scales + offset.scales, static_cast<size_t>(size.scales)}),
+      key_text(*task.key));
+  static_cast<void>(tiled);
+  return {};
+}
+
+Result<void> StoreBuilder::run_task(const Task& task) {
+  if (task.vector != nullptr) return load_vector(task);
+  const Weight& weight = *task.weight;
+  const int64_t row_bytes = formats::code_row_bytes(weight.meta.format, weight.meta.cols);
+  const int64_t code_bytes = task.rows * row_bytes;
+  stage(code_bytes + weight.scales.bytes);
+  std::vector<std::byte> scales;
+  if (weight.scales.tensor != nullptr) {
+    NIBBLE_TRY(scales, read_plane(weight.scales, 0, weight.scales.bytes));
+    if (task.row_begin == 0) NIBBLE_TRY(recipe::check_scales(*task.key, weight, scales));
+  }
+  NIBBLE_TRY(const std::vector<std::byte> codes,
+             read_plane(weight.codes, task.row_begin * row_bytes, code_bytes));
+  if (task.planned->layout == tensor::Layout::kRows) {
+    place_rows(task, codes, scales);
+  } else {
+    NIBBLE_TRY(place_tiles(task, codes, scales));
+  }
+  staged_ -= code_bytes + weight.scales.bytes;
+  done_ += code_bytes + (task.row_begin == 0 ? weight.scales.bytes : 0);
+  return {};
+}
+
+Result<void> StoreBuilder::load_layer(const std::vector<WeightKey>& keys) {
+  int64_t block_bytes = 0;
+  for (const WeightKey& key : keys) {
+    if (plan::is_vector(key.role)) continue;
+    const plan::PlannedWeight& planned = plan_.weights.at(key);
+    block_bytes += round64(planned.planes.codes) + round64(planned.planes.scales);
+  }
+  AlignedBytes block = allocate_aligned(block_bytes);
+  if (block == nullptr) {
+    return Error(Code::kResourceExhausted,
+                 cat("cannot allocate ", block_bytes, " bytes for layer ", keys.front().layer));
+  }
+  std::vector<Task> tasks;
+  int64_t used = 0;
+  for (const WeightKey& key : keys) {
+    const Weight& weight = *recipe_.find(key);
+    const plan::PlannedWeight& planned = plan_.weights.at(key);
+    if (plan::is_vector(key.role)) {
+      std::vector<float>& values = store_->vectors_[key];
+      values.resize(static_cast<size_t>(weight.meta.rows * weight.meta.cols));
+      tasks.push_back(
+          {&key, &weight, &planned, 0, weight.meta.rows, nullptr, nullptr, values.data()});
+      store_->bytes_ += planned.resident_bytes();
+      continue;
+    }
+    std::byte* codes = block.get() + used;
+    used += round64(planned.planes.codes);
+    std::byte* scales = block.get() + used;
+    used += round64(planned.planes.scales);
+    store_->bytes_ += planned.resident_bytes();
+    tensor::TensorRef& ref = store_->matrices_[key];
+    ref.view = weight.meta;
+    ref.view.codes = codes;
+    ref.view.scales = planned.planes.scales > 0 ? scales : nullptr;
+    ref.layout = planned.layout;
+    if (planned.layout == tensor::Layout::kTile16 &&
+        weight.meta.format == formats::FormatId::kF16) {
+      ref.view.format = formats::FormatId::kF32;  // widened by repacking, exactly
+    }
+    for (int64_t row = 0; row < weight.meta.rows; row += planned.chunk_rows) {
+      tasks.push_back({&key, &weight, &planned, row,
+                       std::min(planned.chunk_rows, weight.meta.rows - row), codes, scales,
+                       nullptr});
+    }
+  }
+  store_->blocks_.push_back(std::move(block));
+
+  std::mutex mutex;
+  std::optional<std::pair<int64_t, Error>>
+      failed;  // of the first task in order: the same every run
+  pool_.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int worker) {
+    if (Result<void> ok = run_task(tasks[static_cast<size_t>(i)]); !ok) {
+      std::lock_guard lock(mutex);
+      if (!failed || i < failed->first) failed.emplace(i, ok.error());
+    }
+    if (worker == 0) report(false);
+  });
+  if (failed) return failed->second;
+  return {};
+}
+
+void StoreBuilder::report(bool last) {
+  if (!progress_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (!last && now - reported_ < std::chrono::milliseconds(100)) return;
+  reported_ = now;
+  progress_({done_.load(), total_, std::chrono::duration<double>(now - start_).count()});
+}
+
+Result<LoadedWeights> StoreBuilder::run() {
+  std::map<int32_t, std::vector<WeightKey>> layers;
+  for (const auto& [key, planned] : plan_.weights) {
+    layers[key.layer].push_back(key);
+    total_ += planned.source_bytes;
+  }
+  for (const auto& [layer, keys] : layers) NIBBLE_TRY(load_layer(keys));
+  report(true);
+  LoadReport summary;
+  summary.source_bytes = total_;
+  summary.resident_bytes = store_->bytes();
+  summary.staging_peak_bytes = staged_peak_.load();
+  summary.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  return LoadedWeights{store_, summary};
+}
+
+Result<LoadedWeights> load_weights(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan,
+                                   ThreadPool& pool,
+                                   const std::function<void(const LoadProgress&)>& progress) {
+  if (plan.options.ranks != 1) {
+    return Error(Code::kInvalidArgument, cat("a plan of ", plan.options.ranks,
+                                             " ranks is for inspection; loading takes 1"));
+  }
+  return StoreBuilder(recipe, plan, pool, progress).run();
+}
+
+}  // namespace nibble::load

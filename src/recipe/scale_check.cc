@@ -1,0 +1,97 @@
+// Scales that would poison a matrix: NaN, negative, or nothing but zeros. One pass that only
+// collects, and a second one that finds the element where the first saw a fault.
+#include <cmath>
+#include <cstring>
+
+#include "formats/element.h"
+#include "recipe/recipe.h"
+
+namespace nibble::recipe {
+namespace {
+
+using formats::ScaleKind;
+
+struct Seen {
+  bool fault = false;  // NaN, infinite or negative somewhere
+  bool nonzero = false;
+};
+
+float scale_at(std::span<const std::byte> bytes, ScaleKind kind, size_t i) {
+  switch (kind) {
+    case ScaleKind::kE4M3: return formats::decode_e4m3(std::to_integer<uint8_t>(bytes[i]));
+    case ScaleKind::kE8M0: return formats::decode_e8m0(std::to_integer<uint8_t>(bytes[i]));
+    case ScaleKind::kBf16: {
+      uint16_t bits = 0;
+      std::memcpy(&bits, bytes.data() + 2 * i, sizeof(bits));
+      return formats::decode_bf16(bits);
+    }
+    case ScaleKind::kF32: {
+      float value = 0;
+      std::memcpy(&value, bytes.data() + 4 * i, sizeof(value));
+      return value;
+    }
+    case ScaleKind::kNone: break;
+  }
+  return 0;
+}
+
+bool faulty(float scale) { return !std::isfinite(scale) || scale < 0; }
+
+/// Whole planes of byte scales are scanned without a table, so that the loop becomes vector code.
+Seen scan(std::span<const std::byte> bytes, ScaleKind kind) {
+  uint8_t fault = 0, any = 0;
+  Seen seen;
+  if (kind == ScaleKind::kE4M3) {
+    for (const std::byte raw : bytes) {
+      const uint8_t code = std::to_integer<uint8_t>(raw);
+      fault = static_cast<uint8_t>(fault | (code == 0x7F) | (code > 0x80));
+      any = static_cast<uint8_t>(any | (code & 0x7F));
+    }
+    seen.fault = fault != 0;
+    seen.nonzero = any != 0;
+  } else if (kind == ScaleKind::kE8M0) {
+    for (const std::byte raw : bytes) {
+      fault = static_cast<uint8_t>(fault | (std::to_integer<uint8_t>(raw) == 0xFF));
+    }
+    seen.fault = fault != 0;
+    seen.nonzero = true;  // byte 0 is 2^-127
+  } else {
+    const size_t count = bytes.size() / static_cast<size_t>(formats::scale_bytes(kind));
+    for (size_t i = 0; i < count; ++i) {
+      const float scale = scale_at(bytes, kind, i);
+      seen.fault = seen.fault || faulty(scale);
+      seen.nonzero = seen.nonzero || scale != 0;
+    }
+  }
+  return seen;
+}
+
+}  // namespace
+
+Result<void> check_scales(const WeightKey& key, const Weight& weight,
+                          std::span<const std::byte> scales) {
+  const ScaleKind kind = weight.meta.scale_kind;
+  if (kind == ScaleKind::kNone || weight.scales.tensor == nullptr) return {};
+  const std::string where = cat(key_text(key), ": tensor '", weight.scales.tensor->name, "'");
+  if (static_cast<int64_t>(scales.size()) != weight.scales.bytes) {
+    return Error(Code::kInvalidArgument, cat(where, ": expected ", weight.scales.bytes,
+                                             " scale bytes, found ", scales.size()));
+  }
+  const Seen seen = scan(scales, kind);
+  const int64_t each = formats::scale_bytes(kind);
+  for (int64_t i = 0; seen.fault && i < weight.scales.bytes / each; ++i) {
+    const float scale = scale_at(scales, kind, static_cast<size_t>(i));
+    if (!faulty(scale)) continue;
+    return Error(Code::kCorruptInput, cat(where, " element ", weight.scales.begin / each + i,
+                                          ": expected a finite scale that is not negative, found ",
+                                          std::isnan(scale) ? std::string("NaN") : cat(scale)));
+  }
+  if (!seen.nonzero) {
+    return Error(Code::kCorruptInput,
+                 cat(where, ": every one of its ", weight.scales.bytes / each,
+                     " scales from element ", weight.scales.begin / each, " is zero"));
+  }
+  return {};
+}
+
+}  // namespace nibble::recipe
