@@ -3,7 +3,7 @@
 #   make test   builds and runs every test
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
-PROMPT ?= What does "river" mean?
+PROMPT ?= What can you do?
 
 .PHONY: demo build test packages test-packages unit sanitize format-check format fuzz bench clean
 

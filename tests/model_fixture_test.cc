@@ -180,8 +180,8 @@ TEST_P(Fixture, SamePromptSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Glm4Moe, Fixture, ::testing::ValuesIn(kFixtures), [](const auto& info) {
-  std::string name = info.param;
+INSTANTIATE_TEST_SUITE_P(Glm4Moe, Fixture, ::testing::ValuesIn(kFixtures), [](const auto& test) {
+  std::string name = test.param;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });

@@ -139,7 +139,9 @@ TEST(ReportCases, A8MixedQkvAndBothPrefixes) {
     TempDir dir;
     testing::write_tiny(dir.path(), tensors, testing::tiny_config(options));
     const std::vector<float> logits = logits_of(dir.path());
-    if (!seen.empty()) EXPECT_EQ(seen, logits);
+    if (!seen.empty()) {
+      EXPECT_EQ(seen, logits);
+    }
     seen = logits;
   }
 }

@@ -13,6 +13,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kShardSuffix = ".safetensors";
+// Alone and without an index it holds the whole model, as Hugging Face libraries write it.
+constexpr std::string_view kWholeModelFile = "model.safetensors";
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr int64_t kIndexBytesLimit = 1LL << 30;
 
@@ -204,7 +206,9 @@ Result<CheckpointIndex> CheckpointIndex::open(const std::string& path) {
     if (listing.shards.empty()) {
       return Error(Code::kNotFound, cat("'", path, "' holds no *.safetensors file and no index"));
     }
-    return open_shards(path, listing.shards);
+    NIBBLE_TRY(CheckpointIndex all, open_shards(path, listing.shards));
+    all.keep_whole_model_file();
+    return all;
   }
   NIBBLE_TRY(const std::string json, read_text_file(path + "/" + index_name, kIndexBytesLimit));
   NIBBLE_TRY(ShardIndex index, parse_shard_index(json));
@@ -246,6 +250,24 @@ Result<CheckpointIndex> CheckpointIndex::open_shards(const std::string& director
   out.files_ = std::make_shared<const std::vector<File>>(std::move(files));
   for (const TensorInfo& tensor : out.tensors_) out.total_bytes_ += tensor.bytes;
   return out;
+}
+
+void CheckpointIndex::keep_whole_model_file() {
+  const auto whole = std::find(shard_names_.begin(), shard_names_.end(), kWholeModelFile);
+  if (whole == shard_names_.end() || shard_names_.size() == 1) return;
+  const auto shard = static_cast<int32_t>(whole - shard_names_.begin());
+  std::vector<TensorInfo> kept;
+  total_bytes_ = 0;
+  for (TensorInfo& tensor : tensors_) {
+    if (tensor.shard == shard) {
+      total_bytes_ += tensor.bytes;
+      kept.push_back(std::move(tensor));
+    } else {
+      orphans_.push_back(
+          cat(tensor.name, " (", shard_names_[static_cast<size_t>(tensor.shard)], ")"));
+    }
+  }
+  tensors_ = std::move(kept);
 }
 
 const TensorInfo* CheckpointIndex::find(std::string_view name) const {

@@ -76,6 +76,9 @@ class CheckpointIndex {
   Result<void> read(const TensorInfo& tensor, int64_t begin, std::span<std::byte> out) const;
 
  private:
+  /// Without an index, other files beside a `model.safetensors` are no part of the model.
+  void keep_whole_model_file();
+
   std::string directory_;
   std::vector<TensorInfo> tensors_;
   std::vector<std::string> shard_names_;

@@ -123,6 +123,21 @@ TEST(CheckpointIndex, IndexWinsAndTheRestAreOrphans) {
                                             "a (unnamed.safetensors)", "d (unnamed.safetensors)"));
 }
 
+TEST(CheckpointIndex, AWholeModelFileNeedsNoIndex) {
+  const TempFolder folder;
+  write_shard(folder / "model.safetensors", {"a", "b"}, '1');
+  write_shard(folder / "reference.safetensors", {"c"}, '2');
+  const Result<CheckpointIndex> index = CheckpointIndex::open(folder.path());
+  ASSERT_TRUE(index) << index.error().message();
+  EXPECT_THAT(names_of(*index), ElementsAre("a", "b"));
+  EXPECT_THAT(index->orphans(), ElementsAre("c (reference.safetensors)"));
+  EXPECT_EQ(index->total_bytes(), 2);
+  write_shard(folder / "other.safetensors", {"b"}, '3');
+  const Result<CheckpointIndex> twice = CheckpointIndex::open(folder.path());
+  ASSERT_FALSE(twice);
+  EXPECT_THAT(twice.error().message(), ::testing::HasSubstr("other.safetensors"));
+}
+
 TEST(CheckpointIndex, ChoosesTheIndexFile) {
   const TempFolder folder;
   const auto index_of = [](const std::string& tensor) {

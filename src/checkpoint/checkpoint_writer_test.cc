@@ -7,8 +7,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "support/vector_file.h"
 #include "base/json.h"
+#include "support/vector_file.h"
 
 namespace nibble::checkpoint {
 namespace {

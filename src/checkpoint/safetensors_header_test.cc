@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "support/vector_file.h"
 #include "checkpoint/checkpoint_index.h"
+#include "support/vector_file.h"
 
 namespace nibble::checkpoint {
 namespace {

@@ -173,7 +173,7 @@ Result<void> StoreBuilder::load_layer(const std::vector<WeightKey>& keys) {
   std::vector<Task> tasks;
   int64_t used = 0;
   for (const WeightKey& key : keys) {
-    const Weight& weight = *recipe_.find(key);
+    const Weight& weight = plan::source_weight(recipe_, key);
     const plan::PlannedWeight& planned = plan_.weights.at(key);
     if (plan::is_vector(key.role)) {
       std::vector<float>& values = store_->vectors_[key];

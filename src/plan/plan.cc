@@ -97,9 +97,14 @@ int64_t staging_bytes(const recipe::Recipe& recipe, const PrecisionPlan& plan) {
   // A task holds one chunk of codes and, while it checks them, the weight's whole scale plane.
   std::vector<int64_t> tasks;
   for (const auto& [key, planned] : plan.weights) {
-    const Weight& weight = *recipe.find(key);
+    const Weight& weight = source_weight(recipe, key);
     const int64_t row_bytes = formats::code_row_bytes(weight.meta.format, weight.meta.cols);
-    tasks.push_back(planned.chunk_rows * row_bytes + weight.scales.bytes);
+    const int64_t chunk = planned.chunk_rows * row_bytes + weight.scales.bytes;
+    const int64_t chunks = (weight.meta.rows + planned.chunk_rows - 1) / planned.chunk_rows;
+    // Several threads may work on one weight: it counts as often as it has chunks.
+    for (int64_t i = 0; i < std::min<int64_t>(chunks, plan.options.threads); ++i) {
+      tasks.push_back(chunk);
+    }
   }
   std::sort(tasks.rbegin(), tasks.rend());
   const size_t parallel = std::min(tasks.size(), static_cast<size_t>(plan.options.threads));
@@ -158,6 +163,15 @@ kernels::KvGeometry kv_geometry(const recipe::ModelConfig& config,
   return kv;
 }
 
+const Weight& source_weight(const recipe::Recipe& recipe, const WeightKey& key) {
+  const Weight* own = recipe.find(key);
+  if (own == nullptr && key == WeightKey{-1, Role::kHead, -1}) {
+    own = recipe.find({-1, Role::kEmbedding, -1});
+  }
+  NIBBLE_CHECK(own != nullptr, key_text(key));
+  return *own;
+}
+
 Result<PrecisionPlan> make_plan(const recipe::Recipe& recipe, const PlanOptions& options) {
   const recipe::ModelConfig& config = recipe.config();
   if (options.ranks < 1) {
@@ -171,18 +185,23 @@ Result<PrecisionPlan> make_plan(const recipe::Recipe& recipe, const PlanOptions&
   plan.options = options;
   if (plan.options.max_context == 0) plan.options.max_context = config.max_positions;
   MemoryPlan& memory = plan.memory;
-  for (const auto& [key, weight] : recipe.weights()) {
-    const bool mtp = key.layer >= config.layers;
-    if (mtp && !options.load_mtp) continue;
+  const auto add = [&](const WeightKey& key, const Weight& weight) -> Result<void> {
     NIBBLE_TRY(PlannedWeight planned, plan_weight(key, weight, options.ranks));
     const int64_t bytes = planned.resident_bytes();
     const std::string_view format =
         is_vector(key.role) ? "f32" : formats::block_format(weight.meta.format).name;
     memory.weights_by_format[std::string(format)] += bytes;
     memory.weights_bytes += bytes;
-    if (mtp) memory.mtp_bytes += bytes;
+    if (key.layer >= config.layers) memory.mtp_bytes += bytes;
     plan.weights.emplace(key, planned);
+    return {};
+  };
+  for (const auto& [key, weight] : recipe.weights()) {
+    if (key.layer >= config.layers && !options.load_mtp) continue;
+    NIBBLE_TRY(add(key, weight));
   }
+  const WeightKey head{-1, Role::kHead, -1};
+  if (recipe.find(head) == nullptr) NIBBLE_TRY(add(head, source_weight(recipe, head)));
   plan.groups = expert_groups(recipe);
   plan.kv = kv_geometry(config, options.activations);
   plan.kv.kv_heads /= options.ranks;

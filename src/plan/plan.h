@@ -65,6 +65,10 @@ struct PrecisionPlan {
 kernels::KvGeometry kv_geometry(const recipe::ModelConfig& config,
                                 kernels::Activations activations);
 
+/// The stored weight that a planned key is loaded from: its own, or the embedding for a tied head
+/// (which is held a second time, in the layout of a product).
+const recipe::Weight& source_weight(const recipe::Recipe& recipe, const recipe::WeightKey& key);
+
 /// Errors: kUnsupported naming the weight that no kernel serves, or the one a share would cut
 /// inside a block ("cut_not_group").
 Result<PrecisionPlan> make_plan(const recipe::Recipe& recipe, const PlanOptions& options);

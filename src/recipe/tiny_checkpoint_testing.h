@@ -214,13 +214,16 @@ class TinyBuilder {
     const FormatId format = o_.format           ? o_.format(name)
                             : tiny_is_mlp(name) ? FormatId::kNvfp4
                                                 : FormatId::kBf16;
-    // The value depends on the name without the prefix: all spellings are one model.
-    const std::string bare = name.starts_with(o_.prefix) ? name.substr(o_.prefix.size()) : name;
-    TinyModule{o_, out_, name, rows, cols}.write(tiny_values(bare, rows * cols, scale), format);
+    TinyModule{o_, out_, name, rows, cols}.write(tiny_values(bare(name), rows * cols, scale),
+                                                 format);
+  }
+  /// Values depend on the name without the prefix: all spellings are one model.
+  std::string bare(const std::string& name) const {
+    return name.starts_with(o_.prefix) ? name.substr(o_.prefix.size()) : name;
   }
   void norm(const std::string& name, int64_t count) {
     std::vector<uint16_t> bits;
-    for (const float value : tiny_values(name, count, 0.2f)) {
+    for (const float value : tiny_values(bare(name), count, 0.2f)) {
       bits.push_back(formats::encode_bf16(1.0f + value));
     }
     out_[name] = TinyTensor{DType::kBf16, {count}, tiny_bytes(bits)};
@@ -250,7 +253,7 @@ class TinyBuilder {
     if (number < o_.dense_layers) return mlp(base + ".mlp", o_.dense_inner);
     matrix(base + ".mlp.gate", o_.experts, o_.hidden, 0.5f);
     out_[base + ".mlp.gate.e_score_correction_bias"] = TinyTensor{
-        DType::kF32, {o_.experts}, tiny_bytes(tiny_values(base + "bias", o_.experts, 0.1f))};
+        DType::kF32, {o_.experts}, tiny_bytes(tiny_values(bare(base) + "bias", o_.experts, 0.1f))};
     for (int64_t e = 0; e < o_.experts; ++e) mlp(cat(base, ".mlp.experts.", e), o_.inner);
     mlp(base + ".mlp.shared_experts", o_.inner);
   }

@@ -120,6 +120,7 @@ class LoadedModel {
         done[i] += take;
       }
       if (!left) return;
+      if (tokens.empty()) continue;  // nobody's turn
       std::vector<float> out(rows.size() * vocab);
       std::byte* aligned = reinterpret_cast<std::byte*>(
           (reinterpret_cast<uintptr_t>(workspace_.data()) + 63) / 64 * 64);
