@@ -61,6 +61,8 @@ constexpr int64_t csf_stored_bytes(CsfKind kind, int64_t rows, int64_t cols, int
   return csf_fixed_bytes(kind, rows, cols) + 4 * exceptions;
 }
 
+struct CsfStored;
+
 /// A compressed plane already proved to be legal (section 3), so nobody checks again. Made only by
 /// read_csf() and CsfPlane::view(). Does not own its bytes; exceptions may be unaligned.
 class CsfView {
@@ -88,7 +90,7 @@ class CsfView {
 
  private:
   friend struct CsfPlane;
-  friend Result<CsfView> read_csf(CsfKind, int64_t, int64_t, const struct CsfStored&);
+  friend Result<CsfView> read_csf(CsfKind, int64_t, int64_t, const CsfStored&);
   CsfView(CsfKind kind, int64_t rows, int64_t cols, std::span<const uint8_t> fixed,
           const uint8_t* exceptions, int64_t exception_count)
       : kind_(kind),

@@ -39,8 +39,8 @@ CsfPlane tiles_to_stored(const CsfTiles& tiles);
 struct CsfTile {
   CsfKind kind = CsfKind::kNvfp4;
   int64_t cols = 0;
-  const uint8_t* fixed = nullptr;         // csf_slab_bytes, any alignment
-  const uint32_t* exceptions = nullptr;   // sorted
+  const uint8_t* fixed = nullptr;        // csf_slab_bytes, any alignment
+  const uint32_t* exceptions = nullptr;  // sorted
   int64_t exception_count = 0;
 };
 CsfTile csf_tile(const CsfTiles& tiles, int64_t tile);
