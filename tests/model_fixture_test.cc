@@ -180,6 +180,37 @@ TEST_P(Fixture, SamePromptSameBits) {
   }
 }
 
+// Compressed scales hold the same bytes, so every logit has the same bits: alone, in chunks and in
+// a batch, whatever the activations.
+void expect_csf_changes_no_bit(const std::string& directory, const std::vector<int32_t>& prompt,
+                               bool expect_compressed) {
+  for (const Activations activations : {Activations::kF32, Activations::kBf16}) {
+    LoadedModel plain(directory, activations, 1);
+    LoadedModel csf(directory, activations, 2, plan::Scales::kCsf);
+    ASSERT_TRUE(plain.ok() && csf.ok());
+    int64_t compressed = 0;
+    for (const load::ScaleReport& s : csf.report().scales) compressed += s.compressed() ? 1 : 0;
+    EXPECT_EQ(compressed > 0, expect_compressed);
+    EXPECT_EQ(csf.report().resident_bytes < plain.report().resident_bytes, expect_compressed);
+    EXPECT_EQ(plain.whole(prompt).logits, csf.whole(prompt).logits);
+    const std::vector<std::vector<int32_t>> prompts = {
+        prompt, {prompt.begin(), prompt.begin() + 5}, {prompt.rbegin(), prompt.rend()}};
+    const auto mixed = [](size_t i, size_t step) { return (i * 2 + step) % 5; };
+    EXPECT_EQ(plain.together(prompts, mixed), csf.together(prompts, mixed));
+  }
+}
+
+TEST_P(Fixture, CompressedScalesGiveTheSameBits) {
+  const bool quantized = std::string(GetParam()).find("fp4") != std::string::npos;
+  expect_csf_changes_no_bit(directory(), ids(reference(), "p40.input_ids"), quantized);
+}
+
+TEST(BundledDemo, CompressedScalesGiveTheSameBits) {
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < 120; ++i) prompt.push_back((i * 977 + 13) % 8188);
+  expect_csf_changes_no_bit(NIBBLE_SOURCE_DIR "/models/demo", prompt, true);
+}
+
 INSTANTIATE_TEST_SUITE_P(Glm4Moe, Fixture, ::testing::ValuesIn(kFixtures), [](const auto& test) {
   std::string name = test.param;
   std::replace(name.begin(), name.end(), '-', '_');

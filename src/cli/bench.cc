@@ -159,6 +159,8 @@ RunFn add_bench(CLI::App& app) {
   app.add_option("-t,--threads", options->threads, "thread counts to try (0: all)")->delimiter(',');
   app.add_option("--activations", options->model.activations, "what products are computed with")
       ->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_option("--scales", options->model.scales, "plain, or losslessly compressed")
+      ->check(CLI::IsMember({"plain", "csf"}));
   app.add_flag("--json", options->json, "machine-readable output");
   app.add_flag("-q,--quiet", options->model.quiet, "no plan lines on stderr");
   return [options](std::ostream& out, std::ostream& err) {

@@ -21,6 +21,25 @@ void print_progress(std::ostream& err, const load::LoadProgress& p) {
       << " s left   " << std::flush;
 }
 
+// One line for what was compressed, and one for every layer's projection that stays plain.
+void print_scales(std::ostream& err, const load::LoadReport& report) {
+  int64_t plain = 0, kept = 0, exceptions = 0;
+  for (const load::ScaleReport& s : report.scales) {
+    plain += s.plain_bytes;
+    kept += s.compressed() ? s.csf_bytes : s.plain_bytes;
+    exceptions += s.compressed() ? s.exceptions : 0;
+    if (!s.compressed()) {
+      err << "note: scales of layer " << s.layer << ' ' << recipe::role_name(s.role)
+          << " stay plain: " << bytes_text(s.plain_bytes) << ", compressed "
+          << bytes_text(s.csf_bytes) << '\n';
+    }
+  }
+  if (plain == 0) return;
+  err << "scales: " << bytes_text(plain) << " compressed to " << bytes_text(kept) << " ("
+      << std::setprecision(3) << static_cast<double>(kept) / static_cast<double>(plain) << "), "
+      << exceptions << " exceptions\n";
+}
+
 }  // namespace
 
 std::string bytes_text(int64_t bytes) {
@@ -44,6 +63,9 @@ void add_compute_options(CLI::App& app, ModelOptions& options) {
   app.add_option("-t,--threads", options.threads, "threads (0: all usable cores)");
   app.add_option("--activations", options.activations, "what products are computed with")
       ->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_option("--scales", options.scales,
+                 "hold block scales as stored, or losslessly compressed")
+      ->check(CLI::IsMember({"plain", "csf"}));
   app.add_option("-c,--ctx-size", options.context, "longest sequence in tokens (0: the model's)");
   app.add_flag("-q,--quiet", options.quiet, "no progress or plan lines on stderr");
 }
@@ -57,6 +79,10 @@ kernels::Activations parse_activations(const std::string& name) {
   return name == "f32" ? kernels::Activations::kF32 : kernels::Activations::kBf16;
 }
 
+plan::Scales parse_scales(const std::string& name) {
+  return name == "csf" ? plan::Scales::kCsf : plan::Scales::kPlain;
+}
+
 Result<std::unique_ptr<runtime::Engine>> open_engine(const ModelOptions& options,
                                                      runtime::EngineOptions engine_options,
                                                      std::ostream& err) {
@@ -68,6 +94,7 @@ Result<std::unique_ptr<runtime::Engine>> open_engine(const ModelOptions& options
   plan_options.max_context = options.context;
   plan_options.max_batch_tokens = engine_options.max_batch_tokens;
   plan_options.threads = threads;
+  plan_options.scales = parse_scales(options.scales);
   NIBBLE_TRY(const plan::PrecisionPlan plan, plan::make_plan(recipe, plan_options));
 
   std::function<void(const load::LoadProgress&)> progress;
@@ -87,6 +114,7 @@ Result<std::unique_ptr<runtime::Engine>> open_engine(const ModelOptions& options
         << ", planned " << bytes_text(plan.memory.load_peak_bytes()) << " = weights "
         << bytes_text(plan.memory.weights_bytes) << " + staging "
         << bytes_text(plan.memory.staging_peak_bytes) << '\n';
+    print_scales(err, r);
   }
   engine_options.activations = plan_options.activations;
   engine_options.threads = threads;

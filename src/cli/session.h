@@ -17,6 +17,7 @@ struct ModelOptions {
   std::string directory;
   int threads = 0;
   std::string activations = "bf16";
+  std::string scales = "plain";
   int64_t context = 0;
   bool quiet = false;
 };
@@ -32,6 +33,7 @@ Result<std::unique_ptr<runtime::Engine>> open_engine(const ModelOptions& options
                                                      std::ostream& err);
 
 kernels::Activations parse_activations(const std::string& name);
+plan::Scales parse_scales(const std::string& name);
 /// "1.23 GB"
 std::string bytes_text(int64_t bytes);
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "formats/element.h"
+#include "recipe/scale_plane.h"
 
 namespace nibble::load {
 
@@ -29,15 +30,26 @@ class StoreBuilder {
     const Weight* weight;
     const plan::PlannedWeight* planned;
     int64_t row_begin, rows;
-    std::byte* codes;  // resident planes of the whole weight
-    std::byte* scales;
-    float* vector;  // or null
+    std::byte* codes;   // resident planes of the whole weight
+    std::byte* scales;  // null: none, or compressed already
+    float* vector;      // or null
   };
+  struct Candidate {  // a matrix whose scales may be compressed
+    WeightKey key;
+    codec::CsfTiles tiles;
+  };
+  using Compressed = std::map<WeightKey, const codec::CsfTiles*>;
 
   Result<void> load_layer(const std::vector<WeightKey>& keys);
+  Result<Compressed> compress_scales(const std::vector<WeightKey>& keys);
+  Result<void> encode(Candidate& candidate);
+  Result<void> for_each(int64_t count, const std::function<Result<void>(int64_t)>& body);
+  std::vector<Task> place_layer(const std::vector<WeightKey>& keys, const Compressed& compressed,
+                                std::byte* block);
+  tensor::TensorRef& place_matrix(const WeightKey& key, const Compressed& compressed,
+                                  std::byte* codes, std::byte* scales);
   Result<void> run_task(const Task& task);
   Result<void> load_vector(const Task& task);
-  Result<std::vector<std::byte>> read_scales(const Task& task);
   Result<std::vector<std::byte>> read_plane(const recipe::Plane& plane, int64_t begin,
                                             int64_t bytes);
   void place_rows(const Task& task, const std::vector<std::byte>& codes,
@@ -60,6 +72,7 @@ class StoreBuilder {
   std::shared_ptr<WeightStore> store_ = std::make_shared<WeightStore>();
   std::atomic<int64_t> staged_{0}, staged_peak_{0}, done_{0};
   int64_t total_ = 0;
+  std::vector<ScaleReport> scales_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(),
                                         reported_ = start_;
 };
@@ -113,8 +126,10 @@ Result<void> StoreBuilder::place_tiles(const Task& task, const std::vector<std::
   formats::MatrixView part = task.weight->meta;
   part.rows = task.rows;
   part.codes = codes.data();
-  part.scales = scales.data();
-  if (part.format == formats::FormatId::kFp8Block) {
+  part.scales = scales.empty() ? nullptr : scales.data();
+  if (part.scales == nullptr) {
+    // Plain formats, or scales that are compressed already.
+  } else if (part.format == formats::FormatId::kFp8Block) {
     const int64_t first = part.origin_row + task.row_begin;
     const int64_t block_row = first / part.block_rows;
     part.origin_row = first % part.block_rows;
@@ -126,12 +141,13 @@ Result<void> StoreBuilder::place_tiles(const Task& task, const std::vector<std::
   const kernels::TiledBytes offset =
       task.row_begin == 0 ? kernels::TiledBytes{} : kernels::tile16_bytes(before);
   const kernels::TiledBytes size = kernels::tile16_bytes(part);
-  NIBBLE_TRY(
-      const tensor::TensorRef tiled,
-      kernels::repack_tile16(part, {task.codes + offset.codes, static_cast<size_t>(size.codes)},
-                             {task.scales + offset.scales, static_cast<size_t>(size.scales)}),
-      key_text(*task.key));
-  static_cast<void>(tiled);
+  std::span<std::byte> to_scales;
+  if (task.scales != nullptr) {
+    to_scales = {task.scales + offset.scales, static_cast<size_t>(size.scales)};
+  }
+  const Result<tensor::TensorRef> tiled = kernels::repack_tile16(
+      part, {task.codes + offset.codes, static_cast<size_t>(size.codes)}, to_scales);
+  if (!tiled) return tiled.error().with_context(key_text(*task.key));
   return {};
 }
 
@@ -140,10 +156,11 @@ Result<void> StoreBuilder::run_task(const Task& task) {
   const Weight& weight = *task.weight;
   const int64_t row_bytes = formats::code_row_bytes(weight.meta.format, weight.meta.cols);
   const int64_t code_bytes = task.rows * row_bytes;
-  stage(code_bytes + weight.scales.bytes);
+  const int64_t scale_bytes = task.scales != nullptr ? formats::scale_plane_bytes(weight.meta) : 0;
+  stage(code_bytes + scale_bytes);
   std::vector<std::byte> scales;
-  if (weight.scales.tensor != nullptr) {
-    NIBBLE_TRY(scales, read_plane(weight.scales, 0, weight.scales.bytes));
+  if (task.scales != nullptr) {
+    NIBBLE_TRY(scales, recipe::read_scale_plane(recipe_.index(), weight));
     if (task.row_begin == 0) NIBBLE_TRY(recipe::check_scales(*task.key, weight, scales));
   }
   NIBBLE_TRY(const std::vector<std::byte> codes,
@@ -153,25 +170,108 @@ Result<void> StoreBuilder::run_task(const Task& task) {
   } else {
     NIBBLE_TRY(place_tiles(task, codes, scales));
   }
-  staged_ -= code_bytes + weight.scales.bytes;
-  done_ += code_bytes + (task.row_begin == 0 ? weight.scales.bytes : 0);
+  staged_ -= code_bytes + scale_bytes;
+  done_ += code_bytes + (task.row_begin == 0 ? scale_bytes : 0);
   return {};
 }
 
-Result<void> StoreBuilder::load_layer(const std::vector<WeightKey>& keys) {
-  int64_t block_bytes = 0;
+// Runs body(0..count) on the pool; the error is that of the first failing index: the same every
+// run.
+Result<void> StoreBuilder::for_each(int64_t count,
+                                    const std::function<Result<void>(int64_t)>& body) {
+  std::mutex mutex;
+  std::optional<std::pair<int64_t, Error>> failed;
+  pool_.parallel_for(count, [&](int64_t i, int worker) {
+    if (Result<void> ok = body(i); !ok) {
+      std::lock_guard lock(mutex);
+      if (!failed || i < failed->first) failed.emplace(i, ok.error());
+    }
+    if (worker == 0) report(false);
+  });
+  if (failed) return failed->second;
+  return {};
+}
+
+Result<void> StoreBuilder::encode(Candidate& candidate) {
+  const Weight& weight = plan::source_weight(recipe_, candidate.key);
+  const int64_t bytes = formats::scale_plane_bytes(weight.meta);
+  stage(bytes);
+  NIBBLE_TRY(const std::vector<std::byte> plane, recipe::read_scale_plane(recipe_.index(), weight));
+  NIBBLE_TRY(recipe::check_scales(candidate.key, weight, plane));
+  const bool nvfp4 = weight.meta.format == formats::FormatId::kNvfp4;
+  NIBBLE_TRY(const codec::CsfPlane stored,
+             codec::encode_csf(nvfp4 ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4,
+                               weight.meta.rows, bytes / weight.meta.rows,
+                               {reinterpret_cast<const uint8_t*>(plane.data()), plane.size()}),
+             key_text(candidate.key));
+  candidate.tiles = codec::stored_to_tiles(stored.view());
+  staged_ -= bytes;
+  done_ += bytes;
+  return {};
+}
+
+// Encodes the scales of this layer's candidates; a projection whose streams would not be smaller
+// than its planes keeps them plain. What is kept moves into the store.
+Result<StoreBuilder::Compressed> StoreBuilder::compress_scales(const std::vector<WeightKey>& keys) {
+  std::vector<Candidate> candidates;
   for (const WeightKey& key : keys) {
-    if (plan::is_vector(key.role)) continue;
-    const plan::PlannedWeight& planned = plan_.weights.at(key);
-    block_bytes += round64(planned.planes.codes) + round64(planned.planes.scales);
+    if (plan_.weights.at(key).may_compress) candidates.push_back({key, {}});
   }
-  AlignedBytes block = allocate_aligned(block_bytes);
-  if (block == nullptr) {
-    return Error(Code::kResourceExhausted,
-                 cat("cannot allocate ", block_bytes, " bytes for layer ", keys.front().layer));
+  NIBBLE_TRY(for_each(static_cast<int64_t>(candidates.size()),
+                      [&](int64_t i) { return encode(candidates[static_cast<size_t>(i)]); }));
+  std::map<recipe::Role, ScaleReport> projections;
+  for (const Candidate& c : candidates) {
+    ScaleReport& report = projections[c.key.role];
+    report.layer = c.key.layer;
+    report.role = c.key.role;
+    ++report.planes;
+    report.plain_bytes += plan_.weights.at(c.key).planes.scales;
+    report.csf_bytes += csf_resident_bytes(c.tiles);
+    report.exceptions += static_cast<int64_t>(c.tiles.exceptions.size());
   }
+  Compressed kept;
+  for (Candidate& c : candidates) {
+    if (!projections.at(c.key.role).compressed()) {
+      done_ -= formats::scale_plane_bytes(plan::source_weight(recipe_, c.key).meta);
+      continue;
+    }
+    store_->csf_.push_back(std::move(c.tiles));
+    kept[c.key] = &store_->csf_.back();
+  }
+  for (const auto& [role, report] : projections) scales_.push_back(report);
+  return kept;
+}
+
+tensor::TensorRef& StoreBuilder::place_matrix(const WeightKey& key, const Compressed& compressed,
+                                              std::byte* codes, std::byte* scales) {
+  const Weight& weight = plan::source_weight(recipe_, key);
+  const plan::PlannedWeight& planned = plan_.weights.at(key);
+  tensor::TensorRef& ref = store_->matrices_[key];
+  ref.view = weight.meta;
+  ref.view.codes = codes;
+  ref.view.scales = planned.planes.scales > 0 ? scales : nullptr;
+  ref.layout = planned.layout;
+  if (planned.layout == tensor::Layout::kTile16 && weight.meta.format == formats::FormatId::kF16) {
+    ref.view.format = formats::FormatId::kF32;  // widened by repacking, exactly
+  }
+  store_->bytes_ += planned.planes.codes;
+  if (const auto csf = compressed.find(key); csf != compressed.end()) {
+    const codec::CsfTiles& tiles = *csf->second;
+    ref.scale_encoding = tensor::ScaleEncoding::kCsf;
+    ref.view.scales = reinterpret_cast<const std::byte*>(tiles.fixed.data());
+    ref.exceptions = tiles.exceptions.data();
+    ref.exception_begin = tiles.exception_begin.data();
+    store_->bytes_ += csf_resident_bytes(tiles);
+  } else {
+    store_->bytes_ += planned.planes.scales;
+  }
+  return ref;
+}
+
+std::vector<StoreBuilder::Task> StoreBuilder::place_layer(const std::vector<WeightKey>& keys,
+                                                          const Compressed& compressed,
+                                                          std::byte* block) {
   std::vector<Task> tasks;
-  int64_t used = 0;
   for (const WeightKey& key : keys) {
     const Weight& weight = plan::source_weight(recipe_, key);
     const plan::PlannedWeight& planned = plan_.weights.at(key);
@@ -183,40 +283,39 @@ Result<void> StoreBuilder::load_layer(const std::vector<WeightKey>& keys) {
       store_->bytes_ += planned.resident_bytes();
       continue;
     }
-    std::byte* codes = block.get() + used;
-    used += round64(planned.planes.codes);
-    std::byte* scales = block.get() + used;
-    used += round64(planned.planes.scales);
-    store_->bytes_ += planned.resident_bytes();
-    tensor::TensorRef& ref = store_->matrices_[key];
-    ref.view = weight.meta;
-    ref.view.codes = codes;
-    ref.view.scales = planned.planes.scales > 0 ? scales : nullptr;
-    ref.layout = planned.layout;
-    if (planned.layout == tensor::Layout::kTile16 &&
-        weight.meta.format == formats::FormatId::kF16) {
-      ref.view.format = formats::FormatId::kF32;  // widened by repacking, exactly
-    }
+    const bool plain = compressed.count(key) == 0;
+    std::byte* codes = block;
+    block += round64(planned.planes.codes);
+    std::byte* scales = plain && planned.planes.scales > 0 ? block : nullptr;
+    if (plain) block += round64(planned.planes.scales);
+    place_matrix(key, compressed, codes, scales);
     for (int64_t row = 0; row < weight.meta.rows; row += planned.chunk_rows) {
       tasks.push_back({&key, &weight, &planned, row,
                        std::min(planned.chunk_rows, weight.meta.rows - row), codes, scales,
                        nullptr});
     }
   }
-  store_->blocks_.push_back(std::move(block));
+  return tasks;
+}
 
-  std::mutex mutex;
-  std::optional<std::pair<int64_t, Error>>
-      failed;  // of the first task in order: the same every run
-  pool_.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int worker) {
-    if (Result<void> ok = run_task(tasks[static_cast<size_t>(i)]); !ok) {
-      std::lock_guard lock(mutex);
-      if (!failed || i < failed->first) failed.emplace(i, ok.error());
-    }
-    if (worker == 0) report(false);
-  });
-  if (failed) return failed->second;
-  return {};
+Result<void> StoreBuilder::load_layer(const std::vector<WeightKey>& keys) {
+  NIBBLE_TRY(const Compressed compressed, compress_scales(keys));
+  int64_t block_bytes = 0;
+  for (const WeightKey& key : keys) {
+    if (plan::is_vector(key.role)) continue;
+    const plan::PlannedWeight& planned = plan_.weights.at(key);
+    block_bytes += round64(planned.planes.codes);
+    if (compressed.count(key) == 0) block_bytes += round64(planned.planes.scales);
+  }
+  AlignedBytes block = allocate_aligned(block_bytes);
+  if (block == nullptr) {
+    return Error(Code::kResourceExhausted,
+                 cat("cannot allocate ", block_bytes, " bytes for layer ", keys.front().layer));
+  }
+  const std::vector<Task> tasks = place_layer(keys, compressed, block.get());
+  store_->blocks_.push_back(std::move(block));
+  return for_each(static_cast<int64_t>(tasks.size()),
+                  [&](int64_t i) { return run_task(tasks[static_cast<size_t>(i)]); });
 }
 
 void StoreBuilder::report(bool last) {
@@ -237,11 +336,17 @@ Result<LoadedWeights> StoreBuilder::run() {
   report(true);
   LoadReport summary;
   summary.source_bytes = total_;
+  summary.scales = std::move(scales_);
   summary.resident_bytes = store_->bytes();
   summary.staging_peak_bytes = staged_peak_.load();
   summary.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   return LoadedWeights{store_, summary};
+}
+
+int64_t csf_resident_bytes(const codec::CsfTiles& tiles) {
+  return static_cast<int64_t>(tiles.fixed.size() + 4 * tiles.exceptions.size() +
+                              4 * tiles.exception_begin.size());
 }
 
 Result<LoadedWeights> load_weights(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan,

@@ -151,6 +151,69 @@ TEST(Loader, RefusesBadScalesNamingTensorAndIndex) {  // case A12
   }
 }
 
+// With compressed scales: the plain planes are gone (the store owns codes, streams and nothing
+// else), every stream decodes to the stored bytes, and no allocation exceeds what the plain load
+// makes.
+TEST(Loader, CompressedScalesReplaceThePlanes) {
+  TinyOptions options;
+  options.mtp_layers = 1;
+  options.format = [](const std::string& module) {
+    if (!testing::tiny_is_mlp(module)) return FormatId::kBf16;
+    if (module.find("down") != std::string::npos) return FormatId::kMxfp8;
+    return FormatId::kNvfp4;
+  };
+  TempDir dir;
+  testing::write_tiny(dir.path(), testing::tiny_tensors(options), testing::tiny_config(options));
+  const Result<recipe::Recipe> recipe = recipe::read_recipe(dir.path());
+  ASSERT_TRUE(recipe);
+  plan::PlanOptions plan_options;
+  plan_options.threads = 2;
+  ThreadPool pool(2);
+  const plan::PrecisionPlan plain_plan = plan::make_plan(*recipe, plan_options).value();
+  const LoadedWeights plain = load_weights(*recipe, plain_plan, pool, {}).value();
+  plan_options.scales = plan::Scales::kCsf;
+  const plan::PrecisionPlan csf_plan = plan::make_plan(*recipe, plan_options).value();
+  const LoadedWeights csf = load_weights(*recipe, csf_plan, pool, {}).value();
+
+  int64_t expected = 0, compressed = 0;
+  for (const auto& [key, planned] : csf_plan.weights) {
+    SCOPED_TRACE(key_text(key));
+    if (plan::is_vector(key.role)) {
+      expected += planned.resident_bytes();
+      continue;
+    }
+    const tensor::TensorRef& ref = csf.store->matrix(key);
+    expected += planned.planes.codes;
+    if (ref.scale_encoding == tensor::ScaleEncoding::kPlain) {
+      expected += planned.planes.scales;
+      continue;
+    }
+    ++compressed;
+    const recipe::Weight& weight = *recipe->find(key);
+    const bool nvfp4 = weight.meta.format == FormatId::kNvfp4;
+    const int64_t cols = weight.scales.bytes / weight.meta.rows, tiles = weight.meta.rows / 16;
+    codec::CsfTiles owned{nvfp4 ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4,
+                          weight.meta.rows,
+                          cols,
+                          {},
+                          {},
+                          {}};
+    const auto* fixed = reinterpret_cast<const uint8_t*>(ref.view.scales);
+    owned.fixed.assign(fixed, fixed + codec::csf_fixed_bytes(owned.kind, owned.rows, cols));
+    owned.exception_begin.assign(ref.exception_begin, ref.exception_begin + tiles + 1);
+    owned.exceptions.assign(ref.exceptions, ref.exceptions + owned.exception_begin.back());
+    expected += csf_resident_bytes(owned);
+    std::vector<uint8_t> plane(static_cast<size_t>(weight.scales.bytes));
+    ASSERT_TRUE(codec::decode_csf(codec::tiles_to_stored(owned).view(), plane));
+    const std::vector<std::byte> stored = read(*recipe, weight.scales);
+    EXPECT_EQ(std::memcmp(plane.data(), stored.data(), plane.size()), 0);
+  }
+  EXPECT_GT(compressed, 20);
+  EXPECT_EQ(csf.store->bytes(), expected);
+  EXPECT_LT(csf.report.resident_bytes, plain.report.resident_bytes);
+  EXPECT_LE(csf.report.staging_peak_bytes, plain_plan.memory.staging_peak_bytes);
+}
+
 TEST(Loader, TakesOneRankOnly) {
   TinyOptions options;
   TempDir dir;

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "codec/csf_tile16.h"
 #include "recipe/recipe.h"
 #include "tensor/tensor_ref.h"
 
@@ -32,7 +34,8 @@ class WeightStore {
   friend class StoreBuilder;
   std::map<recipe::WeightKey, tensor::TensorRef> matrices_;
   std::map<recipe::WeightKey, std::vector<float>> vectors_;
-  std::vector<AlignedBytes> blocks_;  // one per layer
+  std::vector<AlignedBytes> blocks_;  // one per layer: codes and plain scales
+  std::deque<codec::CsfTiles> csf_;   // compressed scales, one per matrix that has them
   int64_t bytes_ = 0;
 };
 

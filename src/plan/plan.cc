@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <tuple>
 
+#include "codec/csf.h"
+#include "kernels/matmul/matmul.h"
+
 namespace nibble::plan {
 namespace {
 
@@ -66,7 +69,25 @@ Result<formats::MatrixView> share(const WeightKey& key, const Weight& weight, in
   return view;
 }
 
-Result<PlannedWeight> plan_weight(const WeightKey& key, const Weight& weight, int64_t ranks) {
+// Whether the kernels can read this matrix's scales compressed: whole tiles, whole code bytes.
+bool csf_capable(const formats::MatrixView& view) {
+  const int64_t group = formats::block_format(view.format).group_cols;
+  switch (view.format) {
+    case FormatId::kNvfp4:
+      return view.cols % (2 * group) == 0 && view.cols / group <= kernels::kMaxCsfColumns &&
+             codec::check_csf_geometry(codec::CsfKind::kNvfp4, view.rows, view.cols / group)
+                 .has_value();
+    case FormatId::kMxfp4:
+    case FormatId::kMxfp8:
+      return view.cols / group <= kernels::kMaxCsfColumns &&
+             codec::check_csf_geometry(codec::CsfKind::kMxfp4, view.rows, view.cols / group)
+                 .has_value();
+    default: return false;
+  }
+}
+
+Result<PlannedWeight> plan_weight(const WeightKey& key, const Weight& weight,
+                                  const PlanOptions& options) {
   PlannedWeight planned;
   planned.source_bytes = weight.codes.bytes + weight.scales.bytes;
   if (is_vector(key.role)) {
@@ -75,7 +96,7 @@ Result<PlannedWeight> plan_weight(const WeightKey& key, const Weight& weight, in
     planned.chunk_rows = weight.meta.rows;
     return planned;
   }
-  NIBBLE_TRY(const formats::MatrixView view, share(key, weight, ranks));
+  NIBBLE_TRY(const formats::MatrixView view, share(key, weight, options.ranks));
   if (Result<void> ok = formats::check_geometry(view); !ok) {
     return ok.error().with_context(key_text(key));
   }
@@ -85,6 +106,7 @@ Result<PlannedWeight> plan_weight(const WeightKey& key, const Weight& weight, in
     planned.planes = {view.rows * row_bytes, formats::scale_plane_bytes(view)};
   } else {
     planned.planes = kernels::tile16_bytes(view);
+    planned.may_compress = options.scales == Scales::kCsf && csf_capable(view);
   }
   int64_t chunk = kChunkBytes / std::max<int64_t>(row_bytes, 1) / 16 * 16;
   chunk = std::clamp<int64_t>(chunk, 16, view.rows);
@@ -186,7 +208,7 @@ Result<PrecisionPlan> make_plan(const recipe::Recipe& recipe, const PlanOptions&
   if (plan.options.max_context == 0) plan.options.max_context = config.max_positions;
   MemoryPlan& memory = plan.memory;
   const auto add = [&](const WeightKey& key, const Weight& weight) -> Result<void> {
-    NIBBLE_TRY(PlannedWeight planned, plan_weight(key, weight, options.ranks));
+    NIBBLE_TRY(PlannedWeight planned, plan_weight(key, weight, options));
     const int64_t bytes = planned.resident_bytes();
     const std::string_view format =
         is_vector(key.role) ? "f32" : formats::block_format(weight.meta.format).name;

@@ -16,6 +16,10 @@
 
 namespace nibble::plan {
 
+/// How scale planes of NVFP4, MXFP4 and MXFP8 matrices are held: as stored, or compressed without
+/// loss wherever that shrinks a layer's projection.
+enum class Scales : uint8_t { kPlain, kCsf };
+
 struct PlanOptions {
   int64_t ranks = 1;  // tensor-parallel shares, for `inspect --tp`; loading takes 1 here
   kernels::Activations activations = kernels::Activations::kBf16;
@@ -23,6 +27,7 @@ struct PlanOptions {
   int64_t max_batch_tokens = 512;  // rows of one step
   int threads = 1;
   bool load_mtp = true;
+  Scales scales = Scales::kPlain;
 };
 
 /// Vectors (norms, biases) are widened to FP32; matrices keep their format.
@@ -32,8 +37,9 @@ struct PlannedWeight {
   tensor::Layout layout = tensor::Layout::kTile16;
   kernels::TiledBytes planes;  // codes and scales in that layout; vectors: FP32 in codes
   int64_t resident_bytes() const { return planes.codes + planes.scales; }
-  int64_t source_bytes = 0;  // as stored
-  int64_t chunk_rows = 0;    // rows read and repacked at a time, a multiple of 16 (or all)
+  int64_t source_bytes = 0;   // as stored
+  bool may_compress = false;  // its scales: the loader decides by what they encode to; never larger
+  int64_t chunk_rows = 0;     // rows read and repacked at a time, a multiple of 16 (or all)
 };
 
 /// A layer's experts that share the formats of all three projections: the op may run once per

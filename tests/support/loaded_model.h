@@ -17,7 +17,7 @@ namespace nibble::testing {
 class LoadedModel {
  public:
   LoadedModel(const std::string& directory, kernels::Activations activations, int threads,
-              int64_t max_rows = 512)
+              plan::Scales scales = plan::Scales::kPlain, int64_t max_rows = 512)
       : pool_(threads), activations_(activations) {
     Result<recipe::Recipe> recipe = recipe::read_recipe(directory);
     if (!recipe) {
@@ -27,6 +27,7 @@ class LoadedModel {
     plan::PlanOptions options;
     options.activations = activations;
     options.threads = threads;
+    options.scales = scales;
     Result<plan::PrecisionPlan> plan = plan::make_plan(*recipe, options);
     if (!plan) {
       ADD_FAILURE() << plan.error().message();

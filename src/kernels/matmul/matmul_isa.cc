@@ -74,8 +74,9 @@ void f32_many(const TileArgs& a) {
 // One row is a chain of dependent multiply-adds per sub-block; blocks of the one-row kernels that
 // run side by side, so that the chains hide each other's latency.
 constexpr int kBlocksAbreast = 2;
-// How far ahead of the codes in use the one-row kernels ask for the next.
-constexpr int64_t kPrefetchBytes = 2048;
+// How far ahead of the codes in use the one-row kernels ask for the next. On a Zen 5 core NVFP4
+// streams at 28 GB/s with it and 23 without (BF16 activations, huge pages).
+constexpr int64_t kPrefetchBytes = 8192;
 
 template <int64_t kBytes>
 NIBBLE_INLINE inline void prefetch(const std::byte* block) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "base/check.h"
+#include "codec/csf_tile16.h"
 #include "kernels/exec.h"
+#include "kernels/matmul/matmul.h"
 #include "kernels/matmul/tile_ops.h"
 #include "tensor/tensor_ref.h"
 
@@ -20,11 +22,12 @@ inline const TileOps& tile_ops_of(device::Isa isa) {
 class TileMatrix {
  public:
   TileMatrix(const TileOps& ops, Activations activations, const tensor::TensorRef& w)
-      : view_(&w.view), kind_(pack_kind(ops, activations, w.view.format)) {
+      : ref_(&w), view_(&w.view), kind_(pack_kind(ops, activations, w.view.format)) {
     NIBBLE_CHECK(w.layout == tensor::Layout::kTile16);
     fn_ = ops.tile_fn(w.view, kind_ == PackKind::kBf16);
     code_bytes_ = tile_code_bytes(w.view);
     scale_bytes_ = tile_scale_bytes(w.view);
+    compressed_ = w.scale_encoding == tensor::ScaleEncoding::kCsf;
   }
 
   /// The activations this matrix multiplies with. FP32 weights (and F16 ones, widened) keep FP32.
@@ -47,16 +50,37 @@ class TileMatrix {
     TileArgs args;
     args.view = view_;
     args.codes = view_->codes + tile * code_bytes_;
-    args.scales = view_->scales + tile * scale_bytes_;
     args.x = x;
     args.x_block_stride = x_block_stride;
     args.rows = rows;
     args.sums = sums;
+    if (compressed_) return run_compressed(tile, args);
+    args.scales = view_->scales + tile * scale_bytes_;
     fn_(args);
   }
 
  private:
+  /// Decodes this tile's scales, exceptions and all, and goes on as with plain ones: same bits.
+  [[gnu::noinline]] void run_compressed(int64_t tile, TileArgs& args) const {
+    alignas(64) uint8_t scales[csf_scratch_bytes];
+    const bool nvfp4 = view_->format == formats::FormatId::kNvfp4;
+    codec::CsfTile csf;
+    csf.kind = nvfp4 ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4;
+    csf.cols = view_->cols / (nvfp4 ? 16 : 32);
+    csf.fixed = reinterpret_cast<const uint8_t*>(view_->scales) +
+                tile * codec::csf_slab_bytes(csf.kind, csf.cols);
+    const uint32_t begin = ref_->exception_begin[tile];
+    csf.exceptions = ref_->exceptions + begin;
+    csf.exception_count = ref_->exception_begin[tile + 1] - begin;
+    codec::decode_csf_tile(csf, scales);
+    args.scales = reinterpret_cast<const std::byte*>(scales);
+    fn_(args);
+  }
+
+  static constexpr int64_t csf_scratch_bytes = codec::csf_tile_scratch_bytes(kMaxCsfColumns);
+  const tensor::TensorRef* ref_;
   const formats::MatrixView* view_;
+  bool compressed_ = false;
   PackKind kind_;
   TileFn fn_ = nullptr;
   int64_t code_bytes_ = 0, scale_bytes_ = 0;

@@ -42,9 +42,10 @@ struct MoeArgs {
   float* y = nullptr;  // [tokens, hidden], overwritten; must not overlap x
 };
 
-/// Numerics: both products as kernels::matmul; the intermediate is rounded to BF16 with kBf16
-/// activations; y[t] = sum over the row's experts in the order of ids, then the shared expert,
-/// FP32. A row's result does not depend on the other rows or on threads.
+/// Numerics: both products as kernels::matmul, which rounds the intermediate to BF16 with kBf16
+/// activations (but for F32 and F16 down weights); y[t] = sum over the row's experts in the order
+/// of ids, then the shared expert, FP32. A row's result does not depend on the other rows or on
+/// threads.
 void moe(const Exec& exec, const MoeArgs& args);
 /// max_intermediate: the largest intermediate size of any expert, the shared one included.
 int64_t moe_workspace_bytes(int64_t tokens, int64_t hidden, int64_t max_intermediate, int64_t top_k,

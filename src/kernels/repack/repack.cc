@@ -260,8 +260,9 @@ Result<tensor::TensorRef> repack_tile16(const MatrixView& src, std::span<std::by
   NIBBLE_TRY(check_tileable(src));
   const TiledBytes sizes = tile16_bytes(src);
   NIBBLE_CHECK(static_cast<int64_t>(codes.size()) == sizes.codes, codes.size(), " ", sizes.codes);
-  NIBBLE_CHECK(static_cast<int64_t>(scales.size()) == sizes.scales, scales.size(), " ",
-               sizes.scales);
+  const bool codes_only = src.scales == nullptr && scales.empty();
+  NIBBLE_CHECK(codes_only || static_cast<int64_t>(scales.size()) == sizes.scales, scales.size(),
+               " ", sizes.scales);
 
   const int64_t row_bytes = formats::code_row_bytes(src.format, src.cols);
   const int64_t src_block = kBlockCols * formats::block_format(src.format).code_bits / 8;
@@ -287,7 +288,9 @@ Result<tensor::TensorRef> repack_tile16(const MatrixView& src, std::span<std::by
   }
 
   if (!scales.empty()) std::memset(scales.data(), 0, scales.size());
-  if (byte_scales(src.format)) {
+  if (codes_only) {
+    // The owner keeps the scales in another form.
+  } else if (byte_scales(src.format)) {
     for_each_scale(
         src, [&](int64_t from, int64_t to) { scales[static_cast<size_t>(to)] = src.scales[from]; });
   } else {

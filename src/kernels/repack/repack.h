@@ -17,7 +17,9 @@ struct TiledBytes {
 TiledBytes tile16_bytes(const formats::MatrixView& src);
 
 /// Errors: kUnsupported naming the format if this geometry has no kernel (for example block FP8
-/// whose block_cols is no multiple of 16). Codes and scales spans have exactly tile16_bytes.
+/// whose block_cols is no multiple of 16). Codes and scales spans have exactly tile16_bytes; with
+/// src.scales null and an empty scales span only the codes are repacked (the owner keeps the scales
+/// compressed).
 Result<tensor::TensorRef> repack_tile16(const formats::MatrixView& src, std::span<std::byte> codes,
                                         std::span<std::byte> scales);
 
