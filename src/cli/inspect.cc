@@ -6,8 +6,10 @@
 #include <set>
 #include <tuple>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "cli/command.h"
+#include "cli/inspect_scales.h"
 #include "cli/session.h"
 #include "model/model.h"
 
@@ -15,7 +17,7 @@ namespace nibble::cli {
 namespace {
 
 struct Options {
-  std::string directory, activations = "bf16";
+  std::string directory, activations = "bf16", scales = "plain", html;
   int64_t ranks = 1, context = 0;
   bool json = false;
 };
@@ -176,6 +178,25 @@ Json to_json(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan,
   return json;
 }
 
+// Bytes by part and format, as stored.
+Chart bytes_chart(const std::vector<Row>& rows) {
+  std::map<std::string, int64_t> sums;
+  for (const Row& row : rows) sums[cat(row.part, ", ", row.format)] += row.stored_bytes;
+  Chart chart{"Bytes by part and format", "As stored, scales included.", {}};
+  for (const auto& [label, bytes] : sums) {
+    chart.bars.push_back({label, bytes_text(bytes), static_cast<double>(bytes)});
+  }
+  std::stable_sort(chart.bars.begin(), chart.bars.end(),
+                   [](const Bar& a, const Bar& b) { return a.value > b.value; });
+  return chart;
+}
+
+std::string headline(const recipe::ModelConfig& c, bool mtp) {
+  return cat(c.family, ", ", c.layers, " layers (", c.first_dense_layers, " dense), ", c.experts,
+             " experts, top ", c.top_k, ", ", c.shared_experts, " shared, hidden ", c.hidden_size,
+             ", vocabulary ", c.vocab_size, ", MTP layer ", mtp ? "stored" : "absent");
+}
+
 int run_inspect(const Options& options, std::ostream& out, std::ostream& err) {
   Result<recipe::Recipe> recipe = recipe::read_recipe(options.directory);
   if (!recipe) return fail(err, "inspect", recipe.error());
@@ -184,23 +205,40 @@ int run_inspect(const Options& options, std::ostream& out, std::ostream& err) {
   plan_options.activations = parse_activations(options.activations);
   plan_options.max_context = options.context;
   plan_options.threads = usable_cores();
+  plan_options.scales = parse_scales(options.scales);
   Result<plan::PrecisionPlan> plan = plan::make_plan(*recipe, plan_options);
   if (!plan) return fail(err, "inspect", plan.error());
   const recipe::ModelConfig& c = recipe->config();
   const int64_t workspace =
       model::workspace_bytes(c, plan_options.max_batch_tokens, 64, plan_options.threads);
   const std::vector<Row> rows = table(*recipe, *plan);
+  std::vector<load::ScaleReport> scales;
+  if (plan_options.scales == plan::Scales::kCsf) {
+    ThreadPool pool(plan_options.threads);
+    Result<std::vector<load::ScaleReport>> measured = load::measure_scales(*recipe, *plan, pool);
+    if (!measured) return fail(err, "inspect", measured.error());
+    scales = std::move(*measured);
+  }
+  const std::string model = headline(c, recipe->mtp_present());
+  if (!options.html.empty()) {
+    std::vector<Chart> charts = {bytes_chart(rows)};
+    if (!scales.empty()) {
+      for (Chart& chart : scale_charts(scales)) charts.push_back(std::move(chart));
+    }
+    const Result<void> written =
+        write_file_atomic(options.html, html_page(options.directory, {model}, charts));
+    if (!written) return fail(err, "inspect", written.error());
+  }
   if (options.json) {
-    out << json_dump(to_json(*recipe, *plan, rows, workspace), 2) << '\n';
+    Json json = to_json(*recipe, *plan, rows, workspace);
+    if (plan_options.scales == plan::Scales::kCsf) json["scales"] = scale_json(scales);
+    out << json_dump(json, 2) << '\n';
     return 0;
   }
-  out << options.directory << ": " << c.family << ", " << c.layers << " layers ("
-      << c.first_dense_layers << " dense), " << c.experts << " experts, top " << c.top_k << ", "
-      << c.shared_experts << " shared, hidden " << c.hidden_size << ", vocabulary " << c.vocab_size
-      << ", MTP layer " << (recipe->mtp_present() ? "stored" : "absent")
-      << "\nexperts: " << expert_formats(*plan) << "\n\n";
+  out << options.directory << ": " << model << "\nexperts: " << expert_formats(*plan) << "\n\n";
   print_table(out, rows);
   print_plan(out, *plan, workspace);
+  if (plan_options.scales == plan::Scales::kCsf) print_scale_table(out, scales);
   out << "\nmissing tensors: none\n";  // a missing one is an error above
   for (const std::string& notice : recipe->notices()) out << "note: " << notice << '\n';
   return 0;
@@ -215,6 +253,9 @@ RunFn add_inspect(CLI::App& app) {
   app.add_option("--tp", options->ranks, "plan for this many tensor-parallel ranks")
       ->check(CLI::PositiveNumber);
   app.add_option("-c,--ctx-size", options->context, "tokens of KV cache to plan (0: the model's)");
+  app.add_option("--scales", options->scales, "also encode the block scales and say what they take")
+      ->check(CLI::IsMember({"plain", "csf"}));
+  app.add_option("--html", options->html, "write a page with plots to this file");
   app.add_option("--activations", options->activations, "KV cache and products")
       ->check(CLI::IsMember({"f32", "bf16"}));
   return

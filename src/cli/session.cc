@@ -26,7 +26,7 @@ void print_scales(std::ostream& err, const load::LoadReport& report) {
   int64_t plain = 0, kept = 0, exceptions = 0;
   for (const load::ScaleReport& s : report.scales) {
     plain += s.plain_bytes;
-    kept += s.compressed() ? s.csf_bytes : s.plain_bytes;
+    kept += s.kept_bytes();
     exceptions += s.compressed() ? s.exceptions : 0;
     if (!s.compressed()) {
       err << "note: scales of layer " << s.layer << ' ' << recipe::role_name(s.role)

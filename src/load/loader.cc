@@ -193,18 +193,10 @@ Result<void> StoreBuilder::for_each(int64_t count,
 }
 
 Result<void> StoreBuilder::encode(Candidate& candidate) {
-  const Weight& weight = plan::source_weight(recipe_, candidate.key);
-  const int64_t bytes = formats::scale_plane_bytes(weight.meta);
+  const int64_t bytes =
+      formats::scale_plane_bytes(plan::source_weight(recipe_, candidate.key).meta);
   stage(bytes);
-  NIBBLE_TRY(const std::vector<std::byte> plane, recipe::read_scale_plane(recipe_.index(), weight));
-  NIBBLE_TRY(recipe::check_scales(candidate.key, weight, plane));
-  const bool nvfp4 = weight.meta.format == formats::FormatId::kNvfp4;
-  NIBBLE_TRY(const codec::CsfPlane stored,
-             codec::encode_csf(nvfp4 ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4,
-                               weight.meta.rows, bytes / weight.meta.rows,
-                               {reinterpret_cast<const uint8_t*>(plane.data()), plane.size()}),
-             key_text(candidate.key));
-  candidate.tiles = codec::stored_to_tiles(stored.view());
+  NIBBLE_TRY(candidate.tiles, encode_scales(recipe_, candidate.key));
   staged_ -= bytes;
   done_ += bytes;
   return {};
@@ -224,10 +216,7 @@ Result<StoreBuilder::Compressed> StoreBuilder::compress_scales(const std::vector
     ScaleReport& report = projections[c.key.role];
     report.layer = c.key.layer;
     report.role = c.key.role;
-    ++report.planes;
-    report.plain_bytes += plan_.weights.at(c.key).planes.scales;
-    report.csf_bytes += csf_resident_bytes(c.tiles);
-    report.exceptions += static_cast<int64_t>(c.tiles.exceptions.size());
+    report.add(plan_.weights.at(c.key), c.tiles);
   }
   Compressed kept;
   for (Candidate& c : candidates) {
@@ -342,11 +331,6 @@ Result<LoadedWeights> StoreBuilder::run() {
   summary.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   return LoadedWeights{store_, summary};
-}
-
-int64_t csf_resident_bytes(const codec::CsfTiles& tiles) {
-  return static_cast<int64_t>(tiles.fixed.size() + 4 * tiles.exceptions.size() +
-                              4 * tiles.exception_begin.size());
 }
 
 Result<LoadedWeights> load_weights(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan,

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/thread_pool.h"
+#include "load/scale_compression.h"
 #include "load/weight_store.h"
 #include "plan/plan.h"
 
@@ -16,16 +17,6 @@ struct LoadProgress {
   int64_t source_bytes_done = 0, source_bytes_total = 0;
   double seconds = 0;
 };
-/// What became of the scales of one projection of one layer under plan::Scales::kCsf.
-struct ScaleReport {
-  int32_t layer = 0;
-  recipe::Role role = recipe::Role::kExpertGate;
-  int64_t planes = 0, plain_bytes = 0, csf_bytes = 0, exceptions = 0;
-  bool compressed() const { return csf_bytes < plain_bytes; }
-};
-/// Bytes that scales take as tiles: streams, exceptions and their index.
-int64_t csf_resident_bytes(const codec::CsfTiles& tiles);
-
 struct LoadReport {
   int64_t source_bytes = 0, resident_bytes = 0;
   std::vector<ScaleReport> scales;  // one per layer and projection that could be compressed
