@@ -22,7 +22,7 @@ packages:
 
 test-packages:
 	@scripts/install_packages.sh test
-	@scripts/fetch_tokenizers.sh build/tokenizers
+	@scripts/fetch_tokenizers.sh
 
 unit:
 	cmake --preset release

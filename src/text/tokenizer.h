@@ -37,16 +37,29 @@ class Tokenizer {
   int32_t vocab_size() const;  // highest id + 1
 
  private:
+  friend class StreamDecoder;
+  /// token_bytes() of a token that is the first of its text: some decoders drop a space there.
+  std::string first_token_bytes(int32_t id) const;
+  /// Removes what the decoder drops from the start of a text; `budget` counts down, and is 0 once
+  /// nothing more will be dropped.
+  void strip_start(std::string& text, size_t& budget) const;
+  size_t strip_budget() const;
+
   struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
 /// Token by token to text that is always whole UTF-8: bytes of an unfinished character wait.
+/// All pieces together are what decode() gives. One exception, for vocabularies with <0xNN> tokens:
+/// the reference turns a whole run of such tokens that is not UTF-8 into one U+FFFD a byte, which
+/// cannot be known before the run ends; here each broken part of it becomes one U+FFFD.
 class StreamDecoder {
  public:
   StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true)
-      : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+      : tokenizer_(&tokenizer),
+        skip_special_(skip_special),
+        strip_budget_(tokenizer.strip_budget()) {}
   /// Text that became certain with this token; may be empty.
   std::string push(int32_t id);
   /// What is left: an unfinished tail becomes one U+FFFD.
@@ -55,6 +68,8 @@ class StreamDecoder {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
+  bool first_ = true;
+  size_t strip_budget_;
   std::string pending_;
 };
 
