@@ -11,8 +11,7 @@ namespace {
 constexpr uint32_t kNoMerge = ~0U;
 // Ids index vectors, so a hostile file must not be able to ask for 2^31 of them.
 constexpr int64_t kMaxId = 16 * 1024 * 1024;
-// Above this many symbols the heap wins over scanning for the lowest rank (measured: equal near
-// 40).
+// Above this many symbols the heap is used; the scan for the lowest rank is quadratic.
 constexpr size_t kShortWord = 40;
 constexpr size_t kCacheSlots = 1 << 15;
 constexpr size_t kCacheWordBytes = 48;

@@ -12,8 +12,7 @@
 namespace nibble::text::jinja {
 
 /// A template comes with the checkpoint, so it is not trusted: it may not run for ever, nor fill
-/// the memory, nor overflow the stack. Ample for published templates (a 1 MB conversation renders
-/// with under 1 % of them).
+/// the memory, nor overflow the stack.
 struct Limits {
   int64_t steps = 5'000'000;
   int64_t bytes = 256LL * 1024 * 1024;  // of all values and the output, freed only at the end

@@ -143,7 +143,7 @@ struct LoopState {
 };
 
 struct Macro;  // in jinja_ast.h
-struct Scope;  // in jinja_eval.h
+struct Scope;  // in jinja_eval.cc
 
 struct Callable {
   enum class Kind { kFunction, kMethod, kMacro } kind = Kind::kFunction;
