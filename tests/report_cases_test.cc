@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "base/json.h"
 #include "recipe/tiny_checkpoint_testing.h"
 #include "support/loaded_model.h"
 

@@ -9,12 +9,10 @@
 #include <string>
 #include <string_view>
 
+#include "base/json_fwd.h"
 #include "base/result.h"
 
 namespace nibble {
-
-using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
 
 /// Errors: kCorruptInput with `name`, byte offset and reason. Duplicate keys keep the last value.
 Result<Json> parse_json(std::string_view text, std::string_view name);

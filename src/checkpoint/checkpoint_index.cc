@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <tuple>
 
+#include "base/json.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/shard_index.h"
 

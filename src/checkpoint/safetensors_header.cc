@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/json.h"
 #include "checkpoint/checkpoint_index.h"
 #include "checkpoint/json_text.h"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/json.h"
 #include "checkpoint/json_text.h"
 
 namespace nibble::checkpoint {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "text/unicode.h"
 
 namespace nibble::text {

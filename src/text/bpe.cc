@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/json.h"
 #include "text/unicode.h"
 
 namespace nibble::text {

@@ -1,6 +1,7 @@
 #include "text/chat_template.h"
 
 #include "base/file.h"
+#include "base/json.h"
 #include "text/jinja_eval.h"
 #include "text/jinja_parser.h"
 

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/json.h"
 #include "text/jinja_eval.h"
 #include "text/jinja_parser.h"
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/json.h"
 
 namespace nibble::text {
 namespace {

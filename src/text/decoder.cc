@@ -1,5 +1,6 @@
 #include "text/decoder.h"
 
+#include "base/json.h"
 #include "text/bpe.h"
 #include "text/unicode.h"
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <deque>
 
+#include "base/json.h"
 #include "text/jinja_arithmetic.h"
 
 namespace nibble::text::jinja {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/json.h"
 #include "text/jinja_lexer.h"
 #include "text/jinja_runtime.h"
 #include "text/jinja_strings.h"

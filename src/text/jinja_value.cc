@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/json.h"
 #include "text/unicode.h"
 
 namespace nibble::text::jinja {

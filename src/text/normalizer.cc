@@ -1,5 +1,7 @@
 #include "text/normalizer.h"
 
+#include "base/json.h"
+
 namespace nibble::text {
 namespace {
 

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "base/json.h"
+
 namespace nibble::text {
 namespace {
 
