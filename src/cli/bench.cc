@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/session.h"
 

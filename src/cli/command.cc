@@ -11,6 +11,8 @@ constexpr Subcommand kSubcommands[] = {
     {"run", "generate text from a prompt, or chat on a terminal", add_run},
     {"inspect", "say what a checkpoint is and what it needs, from headers only", add_inspect},
     {"convert", "write a checkpoint with its experts in another format", add_convert},
+    {"verify", "prove that no byte of a scale plane is lost, alone or against another checkpoint",
+     add_verify},
     {"eval", "perplexity of a text, or KL divergence against another checkpoint", add_eval},
     {"logits", "write the logits of every position of a token sequence", add_logits},
     {"bench", "prompt and generation speed, in llama-bench's manner", add_bench},

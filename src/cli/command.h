@@ -24,6 +24,7 @@ struct Subcommand {
 RunFn add_inspect(CLI::App& app);
 RunFn add_run(CLI::App& app);
 RunFn add_convert(CLI::App& app);
+RunFn add_verify(CLI::App& app);
 RunFn add_eval(CLI::App& app);
 RunFn add_logits(CLI::App& app);
 RunFn add_bench(CLI::App& app);

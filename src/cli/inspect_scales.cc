@@ -5,6 +5,7 @@
 #include <map>
 #include <ostream>
 
+#include "base/json.h"
 #include "cli/session.h"
 
 namespace nibble::cli {

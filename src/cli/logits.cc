@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/session.h"
 #include "cli/token_source.h"

@@ -4,6 +4,7 @@
 #include <iomanip>
 #include <iostream>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/generation.h"
 #include "cli/session.h"

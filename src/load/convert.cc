@@ -4,15 +4,16 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "formats/element.h"
 #include "formats/quantize.h"
 #include "load/convert_config.h"
 #include "load/convert_plan.h"
 #include "load/convert_spell.h"
+#include "load/side_files.h"
 
 namespace nibble::load {
 namespace {
@@ -20,9 +21,6 @@ namespace {
 using checkpoint::TensorInfo;
 using formats::FormatId;
 using formats::QuantizedMatrix;
-
-constexpr int64_t kSideFileBytesLimit = 256 << 20;
-constexpr std::array<std::string_view, 4> kSideFileSuffixes = {".json", ".jinja", ".txt", ".model"};
 
 constexpr std::array<std::pair<std::string_view, ConvertTarget>, 6> kTargetNames = {{
     {"keep", ConvertTarget::kKeep},
@@ -64,7 +62,6 @@ class Converter {
                                     std::optional<float> amax) const;
   Result<void> write_item(const ConvertItem& item, QuantizedMatrix matrix);
   Result<void> write_configs();
-  Result<void> copy_side_files();
   void advance(int64_t source_bytes);
 
   const recipe::Recipe& recipe_;
@@ -228,10 +225,7 @@ Result<void> Converter::write_configs() {
   const std::string& source = recipe_.index().directory();
   if (plan_.verbatim) {
     for (const char* name : {"config.json", "hf_quant_config.json"}) {
-      const std::string path = cat(source, "/", name);
-      if (!file_exists(path)) continue;
-      NIBBLE_TRY(const std::string text, read_text_file(path, kSideFileBytesLimit));
-      NIBBLE_TRY(write_file_atomic(cat(directory_, "/", name), text));
+      NIBBLE_TRY(copy_small_file(cat(source, "/", name), cat(directory_, "/", name)));
     }
     return {};
   }
@@ -242,31 +236,6 @@ Result<void> Converter::write_configs() {
                            json_dump(*config.hf_quant_config, 2) + "\n");
 }
 
-Result<void> Converter::copy_side_files() {
-  namespace fs = std::filesystem;
-  std::vector<std::string> names;
-  std::error_code code;
-  for (fs::directory_iterator it(recipe_.index().directory(), code);
-       !code && it != fs::directory_iterator(); it.increment(code)) {
-    const std::string name = it->path().filename().string();
-    const bool suffix = std::any_of(kSideFileSuffixes.begin(), kSideFileSuffixes.end(),
-                                    [&name](std::string_view s) { return name.ends_with(s); });
-    const bool rewritten = name == "config.json" || name == "hf_quant_config.json" ||
-                           name == "kquant_config.json" || name.ends_with(".index.json");
-    std::error_code ignored;
-    if (suffix && !rewritten && !name.starts_with('.') && it->is_regular_file(ignored)) {
-      names.push_back(name);
-    }
-  }
-  if (code) return Error(Code::kIo, cat("cannot read the source folder: ", code.message()));
-  for (const std::string& name : names) {
-    NIBBLE_TRY(const std::string text,
-               read_text_file(cat(recipe_.index().directory(), "/", name), kSideFileBytesLimit));
-    NIBBLE_TRY(write_file_atomic(cat(directory_, "/", name), text));
-  }
-  return {};
-}
-
 Result<ConvertReport> Converter::run() {
   const auto start = std::chrono::steady_clock::now();
   report_.notices = plan_.notices;
@@ -275,7 +244,7 @@ Result<ConvertReport> Converter::run() {
     NIBBLE_TRY(convert_items(step.items));
   }
   NIBBLE_TRY(writer_.finish());
-  NIBBLE_TRY(copy_side_files());
+  NIBBLE_TRY(copy_side_files(recipe_.index().directory(), directory_));
   NIBBLE_TRY(write_configs());
   if (moved_globals_ > 0) {
     report_.notices.push_back(cat(moved_globals_,
@@ -314,6 +283,13 @@ std::string_view convert_dialect_name(ConvertDialect dialect) {
 Result<ConvertReport> convert_checkpoint(
     const recipe::Recipe& recipe, const std::string& destination, const ConvertOptions& options,
     ThreadPool& pool, const std::function<void(const ConvertProgress&)>& progress) {
+  for (const auto& [key, weight] : recipe.weights()) {
+    if (weight.stored_csf()) {
+      return Error(Code::kUnsupported, cat(recipe::key_text(key),
+                                           " has compressed (csf) scales; write them plain first, "
+                                           "with --scales plain"));
+    }
+  }
   NIBBLE_TRY(const ConvertPlan plan, plan_conversion(recipe, options));
   // Checked now, so that a config that cannot be written costs no conversion.
   if (!plan.verbatim) {

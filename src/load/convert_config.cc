@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "base/json.h"
+
 namespace nibble::load {
 namespace {
 

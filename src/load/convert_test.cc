@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/json.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "formats/element.h"
 #include "formats/quantize.h"

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "base/json.h"
+
 namespace nibble::recipe {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "recipe/config.h"
 #include "recipe/families/family.h"
 #include "recipe/quantization.h"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "recipe/families/family.h"
 #include "recipe/tiny_checkpoint_testing.h"
 #include "support/vector_file.h"

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/json.h"
+#include "recipe/csf_scales.h"
+
 namespace nibble::recipe {
 namespace {
 
@@ -158,6 +161,12 @@ Result<Resolution> ModuleResolver::nvfp4(const StoredPlane& codes, int64_t width
     return tensor_form(*scale.tensor, cat("F8_E4M3 ", matrix_text(meta.rows, meta.cols / 16),
                                           " of nvfp4 ", matrix_text(meta.rows, meta.cols)));
   }
+  return nvfp4_with_global(codes, &scale, meta, packed_name);
+}
+
+Result<Resolution> ModuleResolver::nvfp4_with_global(const StoredPlane& codes,
+                                                     const StoredPlane* scale, MatrixView meta,
+                                                     bool packed_name) const {
   const TensorInfo* factor = tensors.weight_scale_2;
   const TensorInfo* divisor = tensors.weight_global_scale;
   if (factor != nullptr && divisor != nullptr) {
@@ -170,23 +179,54 @@ Result<Resolution> ModuleResolver::nvfp4(const StoredPlane& codes, int64_t width
   const TensorInfo* global = factor != nullptr ? factor : divisor;
   NIBBLE_TRY(meta.global, global_scale(*global, divisor != nullptr));
   NIBBLE_TRY(Resolution out,
-             finish(codes, &scale, meta,
+             finish(codes, scale, meta,
                     divisor != nullptr ? "compressed-tensors nvfp4" : "modelopt nvfp4"));
   out.used.push_back(global);
+  return out;
+}
+
+Result<Resolution> ModuleResolver::csf_packed4(const StoredPlane& codes, int64_t width,
+                                               bool packed_name) const {
+  if (module.stacked()) return tensor_form(*csf->fixed, "plain scales for stacked experts");
+  const bool mxfp4 = csf->fixed->name.ends_with(".mxfp4_csf_fixed");
+  MatrixView meta;
+  meta.format = mxfp4 ? FormatId::kMxfp4 : FormatId::kNvfp4;
+  meta.scale_kind = mxfp4 ? ScaleKind::kE8M0 : ScaleKind::kE4M3;
+  meta.rows = codes.shape[0];
+  meta.cols = width * 2;
+  const int64_t group = formats::block_format(meta.format).group_cols;
+  if (meta.cols % group != 0) {
+    return tensor_form(*codes.tensor, cat(format_name(meta.format), " codes of whole groups"));
+  }
+  NIBBLE_TRY(check_csf_headers(mxfp4 ? codec::CsfKind::kMxfp4 : codec::CsfKind::kNvfp4, meta.rows,
+                               meta.cols / group, *csf));
+  const bool deepseek = csf->fixed->name.starts_with(module.name + ".scale.");
+  const std::string_view dialect = packed_name ? "compressed-tensors mxfp4"
+                                   : deepseek  ? "deepseek mxfp4"
+                                               : "modelopt mxfp4";
+  NIBBLE_TRY(Resolution out, mxfp4 ? finish(codes, nullptr, meta, std::string(dialect))
+                                   : nvfp4_with_global(codes, nullptr, meta, packed_name));
+  if (!out.weight) return out;
+  out.weight->dialect += " csf";
+  out.weight->csf_fixed = Plane{csf->fixed, 0, csf->fixed->bytes};
+  out.weight->csf_exceptions = Plane{csf->exceptions, 0, csf->exceptions->bytes};
+  out.used.push_back(csf->fixed);
+  out.used.push_back(csf->exceptions);
   return out;
 }
 
 Result<Resolution> ModuleResolver::packed4(const StoredPlane& codes, bool packed_name) const {
   const TensorInfo* scale_tensor =
       tensors.weight_scale != nullptr ? tensors.weight_scale : tensors.scale;
-  if (scale_tensor == nullptr) {
+  if (scale_tensor == nullptr && csf == nullptr) {
     return missing(tensors.blocks ? "_scales" : ".weight_scale", "scales of a 4-bit weight");
   }
-  NIBBLE_TRY(const StoredPlane scale, stored_plane(*scale_tensor, module));
   if (codes.rank != 2) return tensor_form(*codes.tensor, "packed codes [o, i/2]");
   const bool f4 = codes.tensor->dtype == DType::kF4;
   if (f4 && codes.shape[1] % 2 != 0) return tensor_form(*codes.tensor, "an even number of columns");
   const int64_t width = f4 ? codes.shape[1] / 2 : codes.shape[1];
+  if (csf != nullptr) return csf_packed4(codes, width, packed_name);
+  NIBBLE_TRY(const StoredPlane scale, stored_plane(*scale_tensor, module));
   const int64_t groups = scale.rank == 2 ? scale.shape[1] : 0;
   const bool has_global =
       tensors.weight_scale_2 != nullptr || tensors.weight_global_scale != nullptr;
@@ -244,17 +284,10 @@ Result<Resolution> resolve(const CheckpointIndex& index, const Quantization& qua
                            const ModuleRef& module, int64_t rows, int64_t cols) {
   const ModuleTensors tensors = find_module(index, module.name);
   NIBBLE_TRY(const Declared declared, quant.declared(module.name));
-  if (tensors.encoded != nullptr && !declared.encoded_scale) {
-    return Error(Code::kCorruptInput,
-                 cat("scale_encoding: '", tensors.encoded->name,
-                     "' is a compressed scale, expected weight_scale_encoding csf for it in "
-                     "quantized_layers, found none"));
-  }
-  if (tensors.encoded != nullptr || declared.encoded_scale) {
-    return Error(Code::kUnsupported, cat("scale_encoding: module '", module.name,
-                                         "' has compressed (csf) scales, which are not supported"));
-  }
-  const ModuleResolver resolver{index, quant, module, tensors, declared, rows, cols};
+  NIBBLE_TRY(const std::optional<CsfTensors> csf,
+             find_csf(index, quant, module, tensors, declared));
+  const ModuleResolver resolver{index, quant, module, tensors, declared, csf ? &*csf : nullptr,
+                                rows,  cols};
   return resolver.resolve_codes();
 }
 

@@ -21,12 +21,14 @@ struct Resolution {
   std::vector<const checkpoint::TensorInfo*> used;
 };
 /// rows, cols: what the graph expects; 0 takes them from the tensors. Errors: kCorruptInput
-/// starting with tensor_form, global_scale, scale_encoding or a hybrid's error; kUnsupported
-/// starting with scale_encoding for a compressed scale plane.
+/// starting with tensor_form, global_scale, scale_encoding, a hybrid's error, or those of
+/// csf_scales.h for a compressed scale.
 Result<Resolution> resolve(const checkpoint::CheckpointIndex& index, const Quantization& quant,
                            const ModuleRef& module, int64_t rows, int64_t cols);
 /// The Resolution's weight, or a tensor_missing error.
 Result<Weight> weight_of(Resolution resolution, const std::string& module);
+
+struct CsfTensors;  // csf_scales.h
 
 /// A vector [elems] of F32, BF16 or F16 stored as `tensor_name`; missing: no weight.
 Result<Resolution> resolve_vector(const checkpoint::CheckpointIndex& index,
@@ -39,13 +41,18 @@ struct ModuleResolver {
   const ModuleRef& module;
   const ModuleTensors& tensors;
   const Declared& declared;
-  int64_t rows, cols;  // expected, 0: any
+  const CsfTensors* csf;  // the compressed scale, null if plain
+  int64_t rows, cols;     // expected, 0: any
 
   Result<Resolution> resolve_codes() const;
   Result<Resolution> plain(const StoredPlane& codes) const;
   Result<Resolution> packed4(const StoredPlane& codes, bool packed_name) const;
   Result<Resolution> nvfp4(const StoredPlane& codes, int64_t width, const StoredPlane& scale,
                            bool packed_name) const;
+  Result<Resolution> nvfp4_with_global(const StoredPlane& codes, const StoredPlane* scale,
+                                       formats::MatrixView meta, bool packed_name) const;
+  /// NVFP4 or MXFP4 codes [o, width] whose scales are stored CSF.
+  Result<Resolution> csf_packed4(const StoredPlane& codes, int64_t width, bool packed_name) const;
   Result<Resolution> nf3(const StoredPlane& codes, const checkpoint::TensorInfo* scale,
                          std::string dialect) const;
   Result<Resolution> fp8(const StoredPlane& codes) const;

@@ -29,9 +29,10 @@ struct ModuleTensors {
   const Info *weight_scale_fp8 = nullptr, *nf3_scale = nullptr;
   const Info *weight_scale_2 = nullptr, *weight_global_scale = nullptr;
   const Info *input_scale = nullptr, *input_global_scale = nullptr;
-  const Info* encoded = nullptr;  // part of a compressed scale plane
-  bool second_nf3 = false;        // nf3_packed is there under both of its names
-  bool blocks = false;            // weight and scale are gpt-oss "_blocks" and "_scales"
+  const Info* encoded =
+      nullptr;              // part of a compressed scale plane (".…_csf_fixed" or its partner)
+  bool second_nf3 = false;  // nf3_packed is there under both of its names
+  bool blocks = false;      // weight and scale are gpt-oss "_blocks" and "_scales"
   bool any() const {
     return weight != nullptr || weight_packed != nullptr || nf3_packed != nullptr;
   }

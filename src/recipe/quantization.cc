@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "recipe/module_name.h"
 
 namespace nibble::recipe {
@@ -104,7 +105,7 @@ Result<void> Quantization::parse_quantized_layers(const Json& layers) {
                      cat("scale_encoding: module '", module, "': expected csf, found ",
                          json_dump(*encoding).substr(0, 60)));
       }
-      if (!entry.form || entry.form->format != formats::FormatId::kNvfp4) {
+      if (upper(algo) != "NVFP4") {
         return Error(Code::kCorruptInput,
                      cat("scale_encoding: module '", module,
                          "': csf goes with quant_algo NVFP4, found '", algo, "'"));
@@ -197,6 +198,16 @@ Result<void> Quantization::parse_hybrid(const Json& quant, int64_t experts) {
   return add_names(quant, "ignore", ignore_);
 }
 
+Json source_quantization(const Json& serving) {
+  if (const Json* source = json_find(serving, "source_quantization_config")) return *source;
+  Json out = serving;
+  out.erase("format_version");
+  out.erase("checkpoint_root");
+  // The MXFP4 form overwrites the method, so what else stands there has to tell it.
+  out["quant_method"] = json_find(out, "config_groups") != nullptr ? "compressed-tensors" : "fp8";
+  return out;
+}
+
 Result<Quantization> Quantization::parse(const Json& quantization, int64_t experts) {
   Quantization out;
   if (quantization.is_null()) return out;
@@ -213,6 +224,20 @@ Result<Quantization> Quantization::parse(const Json& quantization, int64_t exper
     NIBBLE_TRY(method, text_of(quant, "quant_method"));
   }
   if (method.empty() && (nested || json_find(quant, "quant_algo") != nullptr)) method = "modelopt";
+  if (method == "nvfp4_csf" || method == "mxfp4_csf") {
+    if (method == "nvfp4_csf" && json_find(quant, "source_quantization_config") == nullptr) {
+      return Error(Code::kCorruptInput,
+                   "quant_method: nvfp4_csf without source_quantization_config");
+    }
+    const Json original = source_quantization(quant);
+    if (json_find(original, "quant_method") != nullptr && original["quant_method"] == method) {
+      return unknown_method(cat("'", method, "' inside source_quantization_config"),
+                            "its source's");
+    }
+    NIBBLE_TRY(out, parse(original, experts));
+    out.set_manifest_csf(method == "nvfp4_csf" ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4);
+    return out;
+  }
   // Newer ModelOpt files name the algorithm in the method: modelopt_fp4, modelopt_mixed.
   if (json_find(quant, "hybrid_bit_map") != nullptr || method == "nvfp4_nf3_hybrid") {
     NIBBLE_TRY(out.parse_hybrid(quant, experts));

@@ -15,6 +15,7 @@
 
 #include "base/json.h"
 #include "base/result.h"
+#include "codec/csf.h"
 #include "formats/block_format.h"
 #include "recipe/name_pattern.h"
 
@@ -55,6 +56,7 @@ class Quantization {
   /// `quantization` is a quantization_config object, or hf_quant_config.json's (nested under
   /// `quantization`); null or empty: nothing is declared. experts: the model's routed experts, 0
   /// if unknown (list lengths of a hybrid are then not checked).
+  /// The serving configs of manifest containers (nvfp4_csf, mxfp4_csf) read as their originals.
   /// Errors: kUnsupported starting with "quant_method: "; kCorruptInput starting with
   /// scale_encoding, bit_map, kept_format, nf3_levels, demoted_format or the key.
   static Result<Quantization> parse(const Json& quantization, int64_t experts);
@@ -71,6 +73,9 @@ class Quantization {
   /// Bias of NF3 scales stored as U8.
   int nf3_bias_log2() const { return nf3_bias_log2_; }
   bool has_encoded_scales() const { return encoded_modules_ > 0; }
+  /// Inside a manifest container, where any expert's scale may be compressed undeclared.
+  std::optional<codec::CsfKind> manifest_csf() const { return manifest_csf_; }
+  void set_manifest_csf(codec::CsfKind kind) { manifest_csf_ = kind; }
 
  private:
   struct LayerEntry {
@@ -100,11 +105,15 @@ class Quantization {
   std::unordered_map<std::string, LayerEntry> layers_;
   std::unordered_map<std::string, LayerEntry> experts_below_;
   int64_t encoded_modules_ = 0;
+  std::optional<codec::CsfKind> manifest_csf_;
   std::vector<Group> groups_;
   std::optional<HybridMap> hybrid_;
   std::array<float, 8> nf3_levels_ = formats::kNf3Levels;
   int nf3_bias_log2_ = 4;
 };
+
+/// What a manifest container's serving config says about its source: the original object.
+Json source_quantization(const Json& serving);
 
 // Parts of parse(), one file each.
 

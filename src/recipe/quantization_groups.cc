@@ -1,4 +1,5 @@
 // compressed-tensors config_groups. Spec: containers, section 4.
+#include "base/json.h"
 #include "recipe/module_name.h"
 #include "recipe/quantization.h"
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/json.h"
 #include "formats/element.h"
 #include "recipe/module_name.h"
 #include "recipe/quantization.h"

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/json.h"
 #include "recipe/module_name.h"
 #include "recipe/name_summary.h"
 

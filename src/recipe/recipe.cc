@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "recipe/completeness.h"
 #include "recipe/config.h"
+#include "recipe/container.h"
 #include "recipe/families/family.h"
 #include "recipe/module_resolver.h"
 #include "recipe/name_summary.h"
@@ -51,10 +53,12 @@ struct RecipeBuilder {
 
   void notice(std::string text) { recipe.notices_.push_back(std::move(text)); }
 
-  static Result<Recipe> build(CheckpointIndex index, const std::string& directory) {
+  static Result<Recipe> build(CheckpointIndex index, const std::string& directory,
+                              std::optional<codec::CsfKind> manifest) {
     RecipeBuilder builder;
     builder.recipe.index_ = std::make_shared<const CheckpointIndex>(std::move(index));
     NIBBLE_TRY(builder.read_configs(directory));
+    if (manifest) builder.quant.set_manifest_csf(*manifest);
     NIBBLE_TRY(builder.enumerate());
     Usage usage(*builder.recipe.index_);
     NIBBLE_TRY(builder.resolve_all(usage));
@@ -79,7 +83,7 @@ struct RecipeBuilder {
     NIBBLE_TRY(recipe.config_, family->parse_config(*config, pointer(generation)));
     recipe.config_.family = std::string(family->name);
     NIBBLE_TRY(quant, Quantization::from_config(*config, pointer(hf_quant)));
-    recipe.raw_config_ = std::move(*config);
+    recipe.raw_config_ = std::make_shared<const Json>(std::move(*config));
     return {};
   }
 
@@ -133,7 +137,7 @@ struct RecipeBuilder {
 
   void cross_check(const ExpectedWeight& want, const Resolution& found) {
     if (found.contradiction.empty()) return;
-    const bool plain = found.weight->scales.tensor == nullptr;
+    const bool plain = found.weight->meta.scale_kind == formats::ScaleKind::kNone;
     if (plain && want.kind == WeightKind::kSilentMatrix) return;
     const Declared& says = found.declared;
     contradictions[cat("config says ", says.form == nullptr ? "unquantized (" : "", says.because,
@@ -197,12 +201,14 @@ const Weight* Recipe::find(const WeightKey& key) const {
 }
 
 Result<Recipe> read_recipe(CheckpointIndex index, const std::string& directory) {
-  return RecipeBuilder::build(std::move(index), directory);
+  return RecipeBuilder::build(std::move(index), directory, std::nullopt);
 }
 
 Result<Recipe> read_recipe(const std::string& directory) {
-  NIBBLE_TRY(CheckpointIndex index, CheckpointIndex::open(directory));
-  return RecipeBuilder::build(std::move(index), directory);
+  NIBBLE_TRY(Container container, open_container(directory));
+  std::optional<codec::CsfKind> manifest;
+  if (container.manifest) manifest = container.manifest->kind;
+  return RecipeBuilder::build(std::move(container.index), container.files_directory, manifest);
 }
 
 }  // namespace nibble::recipe

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_fwd.h"
 #include "base/result.h"
 #include "checkpoint/checkpoint_index.h"
 #include "formats/block_format.h"
@@ -74,9 +74,18 @@ struct Plane {
 /// One weight: a matrix [rows, cols], or a vector (rows = 1, F32/BF16/F16).
 struct Weight {
   formats::MatrixView meta;  // pointers null; global filled in
-  std::string dialect;  // "modelopt nvfp4", "compressed-tensors mxfp4", "deepseek fp8", "plain"
+  std::string dialect;  // "modelopt nvfp4", "compressed-tensors mxfp4", "deepseek fp8", "plain";
+                        // stored CSF: "modelopt nvfp4 csf"
   std::string name;     // module name as stored, without ".weight"
-  Plane codes, scales;  // scales.tensor null for plain formats
+  Plane codes, scales;  // scales.tensor null for plain formats and for stored CSF
+  /// Stored CSF in place of a plain scale plane, else null. meta describes the decoded plane;
+  /// scale_plane.h reads either form. Headers are checked, the streams are not yet.
+  Plane csf_fixed, csf_exceptions;
+  bool stored_csf() const { return csf_fixed.tensor != nullptr; }
+  /// Bytes of the scales as stored, in whatever form.
+  int64_t stored_scale_bytes() const {
+    return scales.bytes + csf_fixed.bytes + csf_exceptions.bytes;
+  }
   bool has_input_scale = false;
 };
 
@@ -100,7 +109,7 @@ class Recipe {
  public:
   const checkpoint::CheckpointIndex& index() const { return *index_; }
   const ModelConfig& config() const { return config_; }
-  const Json& raw_config() const { return raw_config_; }
+  const Json& raw_config() const { return *raw_config_; }
   const std::map<WeightKey, Weight>& weights() const { return weights_; }
   /// Null if the checkpoint does not hold it (optional weights only: a required one is an error).
   const Weight* find(const WeightKey& key) const;
@@ -113,7 +122,7 @@ class Recipe {
   friend struct RecipeBuilder;
   std::shared_ptr<const checkpoint::CheckpointIndex> index_;
   ModelConfig config_;
-  Json raw_config_;
+  std::shared_ptr<const Json> raw_config_;
   std::map<WeightKey, Weight> weights_;
   std::vector<std::string> notices_;
   bool mtp_present_ = false;
@@ -121,7 +130,8 @@ class Recipe {
 
 /// Reads config.json (and hf_quant_config.json, generation_config.json), the shard headers and the
 /// scalar tensors (global scales). Errors list every missing and every surplus tensor by pattern
-/// and count: kCorruptInput. Unknown family: kUnsupported with the list of known ones.
+/// and count: kCorruptInput. Unknown family: kUnsupported with the list of known ones. `directory`
+/// may be any container (container.h).
 Result<Recipe> read_recipe(const std::string& directory);
 Result<Recipe> read_recipe(checkpoint::CheckpointIndex index, const std::string& directory);
 

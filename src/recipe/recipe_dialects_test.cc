@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "base/json.h"
 #include "recipe/recipe.h"
 #include "recipe/recipe_testing.h"
 

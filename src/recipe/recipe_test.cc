@@ -11,6 +11,7 @@
 #include <ctime>
 #include <filesystem>
 
+#include "base/json.h"
 #include "recipe/recipe_testing.h"
 #include "support/vector_file.h"
 
@@ -252,12 +253,20 @@ TEST(Recipe, AllowedExtrasAreOneNotice) {
             "stored but not needed, ignored: inv_freq (1), k_scale (1), v_scale (1)");
 }
 
-TEST(Recipe, EncodedScalesAreRefused) {
+TEST(Recipe, ScaleEncodingAndTensorsMustAgree) {
   TinyOptions options;
   TinyTensors tensors = tiny_tensors(options);
   const std::string scale = "model.layers.1.mlp.experts.0.up_proj.weight_scale";
   tensors[scale + ".nvfp4_csf_fixed"] =
       TinyTensor{DType::kU8, {8, 144}, std::vector<std::byte>(8 * 144)};
+  const auto half = read(tensors, tiny_config(options));
+  ASSERT_FALSE(half);
+  EXPECT_THAT(half.error().message(), StartsWith("partner_missing: "));
+  tensors[scale + ".nvfp4_csf_exceptions"] = TinyTensor{DType::kU32, {0}, {}};
+  const auto twice = read(tensors, tiny_config(options));
+  ASSERT_FALSE(twice);
+  EXPECT_THAT(twice.error().message(), StartsWith("scale_twice: "));
+  tensors.erase(scale);
   const auto undeclared = read(tensors, tiny_config(options));
   ASSERT_FALSE(undeclared);
   EXPECT_EQ(undeclared.error().code(), Code::kCorruptInput);
@@ -267,8 +276,34 @@ TEST(Recipe, EncodedScalesAreRefused) {
       {"model.layers.1.mlp.experts", {{"quant_algo", "NVFP4"}, {"weight_scale_encoding", "csf"}}}};
   const auto declared = read(tiny_tensors(options), config);
   ASSERT_FALSE(declared);
-  EXPECT_EQ(declared.error().code(), Code::kUnsupported);
+  EXPECT_EQ(declared.error().code(), Code::kCorruptInput);
   EXPECT_THAT(declared.error().message(), StartsWith("scale_encoding: "));
+  for (const auto& [shape, fault] : std::vector<std::pair<std::vector<int64_t>, const char*>>{
+           {{8, 144}, nullptr}, {{8, 128}, "fixed_shape: "}, {{1, 1152}, "fixed_shape: "}}) {
+    TinyTensors module = tiny_tensors(options);
+    for (const auto& [name, tensor] : tiny_tensors(options)) {
+      if (!name.starts_with("model.layers.1.mlp.experts.") || !name.ends_with("weight_scale")) {
+        continue;
+      }
+      const int64_t rows = tensor.shape[0], cols = tensor.shape[1];
+      const std::vector<int64_t> full = {rows / 16, 16 * (1 + cols / 2)};
+      const std::vector<int64_t> chosen = name == scale ? shape : full;
+      module.erase(name);
+      module[name + ".nvfp4_csf_fixed"] = TinyTensor{
+          DType::kU8, chosen, std::vector<std::byte>(static_cast<size_t>(chosen[0] * chosen[1]))};
+      module[name + ".nvfp4_csf_exceptions"] = TinyTensor{DType::kU32, {0}, {}};
+    }
+    const auto got = read(module, config);
+    ASSERT_EQ(static_cast<bool>(got), fault == nullptr);
+    if (fault != nullptr) {
+      EXPECT_THAT(got.error().message(), StartsWith(fault));
+      continue;
+    }
+    const Weight& up = got->weights().at({1, Role::kExpertUp, 0});
+    EXPECT_TRUE(up.stored_csf());
+    EXPECT_EQ(up.scales.tensor, nullptr);
+    EXPECT_EQ(up.dialect, "modelopt nvfp4 csf");
+  }
 }
 
 TEST(Recipe, OtherRefusals) {

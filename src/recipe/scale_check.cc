@@ -71,8 +71,10 @@ Seen scan(std::span<const std::byte> bytes, ScaleKind kind) {
 Result<void> check_scales(const WeightKey& key, const Weight& weight,
                           std::span<const std::byte> scales) {
   const ScaleKind kind = weight.meta.scale_kind;
-  if (kind == ScaleKind::kNone || weight.scales.tensor == nullptr) return {};
-  const std::string where = cat(key_text(key), ": tensor '", weight.scales.tensor->name, "'");
+  const checkpoint::TensorInfo* tensor =
+      weight.stored_csf() ? weight.csf_fixed.tensor : weight.scales.tensor;
+  if (kind == ScaleKind::kNone || tensor == nullptr) return {};
+  const std::string where = cat(key_text(key), ": tensor '", tensor->name, "'");
   if (static_cast<int64_t>(scales.size()) != weight.scales.bytes) {
     return Error(Code::kInvalidArgument, cat(where, ": expected ", weight.scales.bytes,
                                              " scale bytes, found ", scales.size()));

@@ -21,6 +21,7 @@
 #include "formats/element.h"
 #include "formats/quantize.h"
 #include "recipe/recipe.h"
+#include "recipe/scale_plane.h"
 
 namespace nibble::testing {
 
@@ -367,11 +368,8 @@ inline void write_tiny(const std::string& directory, const TinyTensors& tensors,
 inline std::vector<float> decode_weight(const checkpoint::CheckpointIndex& index,
                                         const recipe::Weight& weight) {
   std::vector<std::byte> codes(static_cast<size_t>(weight.codes.bytes));
-  std::vector<std::byte> scales(static_cast<size_t>(weight.scales.bytes));
+  const std::vector<std::byte> scales = recipe::read_scale_plane(index, weight).value();
   index.read(*weight.codes.tensor, weight.codes.begin, codes).value();
-  if (weight.scales.tensor != nullptr) {
-    index.read(*weight.scales.tensor, weight.scales.begin, scales).value();
-  }
   formats::MatrixView view = weight.meta;
   view.codes = codes.data();
   view.scales = scales.data();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "base/json.h"
 #include "recipe/config.h"
 #include "recipe/families/family.h"
 
