@@ -15,6 +15,7 @@
 #include "cli/command.h"
 #include "cli/session.h"
 #include "cli/token_source.h"
+#include "recipe/container.h"
 #include "text/tokenizer.h"
 
 namespace nibble::cli {
@@ -184,7 +185,8 @@ void print_text(std::ostream& out, const Json& s) {
 }
 
 Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
-  NIBBLE_TRY(const text::Tokenizer tokenizer, text::Tokenizer::open(options.model.directory));
+  NIBBLE_TRY(const text::Tokenizer tokenizer,
+             text::Tokenizer::open(recipe::config_directory(options.model.directory)));
   NIBBLE_TRY(const std::string text, read_text_file(options.text));
   const std::vector<int32_t> ids = tokenizer.encode(text);
   const std::vector<Window> windows = windows_of(options, static_cast<int64_t>(ids.size()));

@@ -72,7 +72,7 @@ std::vector<Row> table(const recipe::Recipe& recipe, const plan::PrecisionPlan& 
     row.dialect = weight.dialect;
     row.shape = shape;
     ++row.count;
-    row.stored_bytes += weight.codes.bytes + weight.scales.bytes;
+    row.stored_bytes += weight.codes.bytes + weight.stored_scale_bytes();
     if (planned != plan.weights.end()) row.resident_bytes += planned->second.resident_bytes();
   }
   std::vector<Row> list;

@@ -8,6 +8,7 @@
 #include "cli/command.h"
 #include "cli/generation.h"
 #include "cli/session.h"
+#include "recipe/container.h"
 #include "text/chat_template.h"
 
 namespace nibble::cli {
@@ -121,11 +122,11 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
     return Error(Code::kInvalidArgument,
                  "no prompt: give one with -p, or run on a terminal to chat");
   }
-  NIBBLE_TRY(const text::Tokenizer tokenizer, text::Tokenizer::open(options.model.directory));
-  NIBBLE_TRY(const runtime::SamplingParams sampling,
-             sampling_params(options.sampling, options.model.directory));
+  const std::string directory = recipe::config_directory(options.model.directory);
+  NIBBLE_TRY(const text::Tokenizer tokenizer, text::Tokenizer::open(directory));
+  NIBBLE_TRY(const runtime::SamplingParams sampling, sampling_params(options.sampling, directory));
   std::optional<text::ChatTemplate> chat_template;
-  if (Result<text::ChatTemplate> found = text::ChatTemplate::open(options.model.directory); found) {
+  if (Result<text::ChatTemplate> found = text::ChatTemplate::open(directory); found) {
     chat_template = std::move(*found);
   } else if (found.error().code() != Code::kNotFound) {
     return found.error();

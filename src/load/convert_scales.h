@@ -53,14 +53,14 @@ struct ScalesReport {
 };
 
 /// Reads `source` (any container) and writes `destination`, which must not exist: it appears whole
-/// or not at all. To csf: every group whose streams are smaller than its planes is compressed; in
-/// the ModelOpt form a module is compressed as a whole or not. To plain: every stored stream is
-/// decoded; configs that nibble put aside when compressing come back byte for byte. Tensors keep
-/// names, types, shapes and bytes; the shard layout may differ.
-/// The result depends on source and options alone. Peak memory: one shard, and the scales of one
-/// experts module.
-/// Errors: kInvalidArgument (destination exists, scales already in that form, unknown family),
-/// kUnsupported (a dialect or names that no container takes), those of recipe::open_container.
+/// or not at all (a killed run leaves `<destination>.partial-<pid>`, which does not open). To csf:
+/// every group whose streams are smaller than its planes is compressed; in the ModelOpt form a
+/// module is compressed as a whole or not. To plain: every stored stream is decoded; configs that
+/// nibble put aside when compressing come back byte for byte. Tensors keep names, types, shapes and
+/// bytes; the shard layout may differ. The result depends on source and options alone. Peak memory:
+/// one shard, and the scales of one experts module. Errors: kInvalidArgument (destination exists,
+/// scales already in that form, unknown family), kUnsupported (a dialect or names that no container
+/// takes), those of recipe::open_container.
 Result<ScalesReport> convert_scales(const std::string& source, const std::string& destination,
                                     const ConvertScalesOptions& options, ThreadPool& pool,
                                     const std::function<void(const ConvertProgress&)>& progress);

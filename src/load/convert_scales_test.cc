@@ -162,7 +162,17 @@ TEST_F(ConvertScales, ModelOptForm) {
   EXPECT_EQ(quant["ignore"], open(source).config["quantization_config"]["ignore"]);
   const auto recipe = recipe::read_recipe(path("csf"));  // and a model can be made of it
   ASSERT_TRUE(recipe) << recipe.error().message();
-  EXPECT_EQ(recipe->notices(), recipe::read_recipe(source)->notices());
+  const auto original = recipe::read_recipe(source);
+  EXPECT_EQ(recipe->notices(), original->notices());
+  ASSERT_EQ(recipe->weights().size(), original->weights().size());
+  for (const auto& [key, weight] : recipe->weights()) {
+    SCOPED_TRACE(recipe::key_text(key));
+    const auto plane = recipe::read_scale_plane(recipe->index(), weight);
+    const auto want = recipe::read_scale_plane(original->index(), *original->find(key));
+    ASSERT_TRUE(plane && want);
+    EXPECT_EQ(*plane, *want);
+    EXPECT_TRUE(recipe::check_scales(key, weight, *plane));
+  }
   EXPECT_TRUE(recipe->find({1, recipe::Role::kExpertUp, 3})->stored_csf());
 }
 
@@ -294,20 +304,27 @@ bool killed_run(const std::string& from, const std::string& to, const ConvertSca
     const auto report = convert_scales(from, to, options, pool, {});
     ::_exit(report ? 0 : 1);
   }
+  const std::string partial = cat(to, ".partial-", child);
+  int status = 0;
+  bool ended = false;
+  while (!ended && !fs::exists(partial)) {  // a busy machine may start the child late
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    ended = ::waitpid(child, &status, WNOHANG) == child;
+  }
+  if (ended) return false;
   std::this_thread::sleep_for(after);
   ::kill(child, SIGKILL);
-  int status = 0;
   NIBBLE_CHECK(::waitpid(child, &status, 0) == child, "waitpid");
   NIBBLE_CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) == 0, status);
   return WIFSIGNALED(status);
 }
 
-TEST_F(ConvertScales, FiftyKillsLeaveNothingThatLoadsHalf) {
+TEST_F(ConvertScales, FiftyKillsLeaveNothingThatLoads) {
   const std::string sources[] = {deepseek(), nvfp4("model.")};
   std::mt19937 random(20);
-  int runs = 0, killed = 0, left_partial = 0, finished = 0, whole_partial = 0;
-  int64_t whole_us = 0;  // the longest finished run
-  for (int i = 0; killed < 50 && runs < 200; i = ++runs) {
+  int runs = 0, killed = 0, left_partial = 0, finished = 0;
+  int64_t whole_us = 0;  // a run that finishes, nearly
+  for (int i = 0; killed < 50 && runs < 1000; i = ++runs) {
     SCOPED_TRACE(i);
     const bool decode = i % 2 == 1;
     const std::string& source = sources[i / 2 % 2];
@@ -324,8 +341,10 @@ TEST_F(ConvertScales, FiftyKillsLeaveNothingThatLoadsHalf) {
                                                  .count());
       fs::remove_all(path("timed"));
     }
-    const std::chrono::microseconds after(random() % static_cast<uint32_t>(whole_us * 5 / 4));
-    killed += killed_run(from, path("target"), options, after);
+    const std::chrono::microseconds after(random() % static_cast<uint32_t>(whole_us));
+    const bool in_time = killed_run(from, path("target"), options, after);
+    killed += in_time;
+    if (!in_time) whole_us = std::max<int64_t>(1000, whole_us * 9 / 10);
     if (fs::exists(path("target"))) {  // it was renamed: then it is whole
       EXPECT_TRUE(against(path("target"), source).same());
       ++finished;
@@ -337,19 +356,14 @@ TEST_F(ConvertScales, FiftyKillsLeaveNothingThatLoadsHalf) {
     for (const std::string& folder : left) {
       const bool partial = folder.find("target.partial-") != std::string::npos;
       left_partial += partial;
-      // Only between its last file and the rename does it open, and then nothing is missing.
-      if (partial && recipe::open_container(folder)) {
-        ++whole_partial;
-        EXPECT_TRUE(against(folder, source).same());
-      }
+      EXPECT_EQ(static_cast<bool>(recipe::open_container(folder)), !partial) << folder;
       fs::remove_all(folder);
     }
   }
-  std::printf("%d runs: %d killed, %d left a partial folder (%d of them whole), %d finished\n",
-              runs, killed, left_partial, whole_partial, finished);
+  std::printf("%d runs: %d killed, %d left a partial folder, %d had finished\n", runs, killed,
+              left_partial, finished);
   EXPECT_EQ(killed, 50);
   EXPECT_GT(left_partial, 25);
-  EXPECT_LE(whole_partial, 5);
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ bool csf_capable(const formats::MatrixView& view) {
 Result<PlannedWeight> plan_weight(const WeightKey& key, const Weight& weight,
                                   const PlanOptions& options) {
   PlannedWeight planned;
-  planned.source_bytes = weight.codes.bytes + weight.scales.bytes;
+  planned.source_bytes = weight.codes.bytes + weight.stored_scale_bytes();
   if (is_vector(key.role)) {
     planned.layout = tensor::Layout::kRows;
     planned.planes.codes = weight.meta.rows * weight.meta.cols * 4;
@@ -121,7 +121,10 @@ int64_t staging_bytes(const recipe::Recipe& recipe, const PrecisionPlan& plan) {
   for (const auto& [key, planned] : plan.weights) {
     const Weight& weight = source_weight(recipe, key);
     const int64_t row_bytes = formats::code_row_bytes(weight.meta.format, weight.meta.cols);
-    const int64_t chunk = planned.chunk_rows * row_bytes + weight.scales.bytes;
+    // A stored compressed plane is read and decoded: both are held for a moment.
+    const int64_t scales = is_vector(key.role) ? 0 : formats::scale_plane_bytes(weight.meta);
+    const int64_t chunk = planned.chunk_rows * row_bytes + scales +
+                          (weight.stored_csf() ? weight.stored_scale_bytes() : 0);
     const int64_t chunks = (weight.meta.rows + planned.chunk_rows - 1) / planned.chunk_rows;
     // Several threads may work on one weight: it counts as often as it has chunks.
     for (int64_t i = 0; i < std::min<int64_t>(chunks, plan.options.threads); ++i) {

@@ -59,6 +59,16 @@ Result<void> check_served(const Json& config, codec::CsfKind kind) {
       cat("config.json says ", json_dump(method).substr(0, 60), ", checkpoint_root holds ", want));
 }
 
+/// Is this a StagedDirectory's name: "….partial-1234"? A writer that was killed left it.
+bool is_unfinished(std::string_view directory) {
+  while (directory.size() > 1 && directory.ends_with('/')) directory.remove_suffix(1);
+  constexpr std::string_view kMark = ".partial-";
+  const size_t at = directory.rfind(kMark);
+  if (at == std::string_view::npos) return false;
+  const std::string_view pid = directory.substr(at + kMark.size());
+  return !pid.empty() && pid.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 }  // namespace
 
 Result<Quantization> Container::quantization() const {
@@ -73,6 +83,11 @@ std::string config_directory(const std::string& directory) {
 }
 
 Result<Container> open_container(const std::string& directory) {
+  if (is_unfinished(directory)) {
+    return Error(
+        Code::kCorruptInput,
+        cat("unfinished: '", directory, "' was left by a writer that was stopped; convert again"));
+  }
   const std::string files = config_directory(directory);
   NIBBLE_TRY(std::optional<Json> config, optional_json(files + "/config.json"));
   if (!config) return Error(Code::kNotFound, cat("'", files, "': config.json is missing"));

@@ -23,9 +23,11 @@ struct Container {
   Result<Quantization> quantization() const;
 };
 
-/// Errors: kNotFound without a config.json; those of CheckpointIndex::open; kCorruptInput starting
-/// with schema, codec, family, inventory or shard_name (manifest); kUnsupported or kCorruptInput
-/// starting with quant_method (serving config).
+/// Errors: kCorruptInput starting with unfinished for a folder that a killed writer left
+/// ("….partial-<pid>", whatever it holds); kNotFound without a config.json; those of
+/// CheckpointIndex::open; kCorruptInput starting with schema, codec, family, inventory or
+/// shard_name (manifest); kUnsupported or kCorruptInput starting with quant_method (serving
+/// config).
 Result<Container> open_container(const std::string& directory);
 
 /// Where config.json of an unopened directory lies: `directory`, or its "metadata" for a root.

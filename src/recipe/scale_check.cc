@@ -75,13 +75,14 @@ Result<void> check_scales(const WeightKey& key, const Weight& weight,
       weight.stored_csf() ? weight.csf_fixed.tensor : weight.scales.tensor;
   if (kind == ScaleKind::kNone || tensor == nullptr) return {};
   const std::string where = cat(key_text(key), ": tensor '", tensor->name, "'");
-  if (static_cast<int64_t>(scales.size()) != weight.scales.bytes) {
-    return Error(Code::kInvalidArgument, cat(where, ": expected ", weight.scales.bytes,
-                                             " scale bytes, found ", scales.size()));
+  const int64_t bytes = formats::scale_plane_bytes(weight.meta);
+  if (static_cast<int64_t>(scales.size()) != bytes) {
+    return Error(Code::kInvalidArgument,
+                 cat(where, ": expected ", bytes, " scale bytes, found ", scales.size()));
   }
   const Seen seen = scan(scales, kind);
   const int64_t each = formats::scale_bytes(kind);
-  for (int64_t i = 0; seen.fault && i < weight.scales.bytes / each; ++i) {
+  for (int64_t i = 0; seen.fault && i < bytes / each; ++i) {
     const float scale = scale_at(scales, kind, static_cast<size_t>(i));
     if (!faulty(scale)) continue;
     return Error(Code::kCorruptInput, cat(where, " element ", weight.scales.begin / each + i,
@@ -90,8 +91,8 @@ Result<void> check_scales(const WeightKey& key, const Weight& weight,
   }
   if (!seen.nonzero) {
     return Error(Code::kCorruptInput,
-                 cat(where, ": every one of its ", weight.scales.bytes / each,
-                     " scales from element ", weight.scales.begin / each, " is zero"));
+                 cat(where, ": every one of its ", bytes / each, " scales from element ",
+                     weight.scales.begin / each, " is zero"));
   }
   return {};
 }

@@ -9,8 +9,9 @@
 
 namespace nibble::kernels {
 
-/// Scale columns of the widest matrix whose compressed scales (ScaleEncoding::kCsf) the kernels read:
-/// one tile's scales are decoded to the stack, 16 bytes a column, right before the tile is used.
+/// Scale columns of the widest matrix whose compressed scales (ScaleEncoding::kCsf) the kernels
+/// read: one tile's scales are decoded to the stack, 16 bytes a column, right before the tile is
+/// used.
 constexpr int64_t kMaxCsfColumns = 4096;
 
 struct MatmulJob {

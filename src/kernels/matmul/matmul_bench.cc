@@ -2,6 +2,7 @@
 // (decode), multiply-add peaks for 512 rows (prefill). Weights rotate through more than any cache.
 // Every case is checked against formats::decode_rows before it is timed.
 #include <benchmark/benchmark.h>
+#include <sys/mman.h>
 
 #include <chrono>
 #include <cstdio>
@@ -39,6 +40,22 @@ double best_of(int runs, const std::function<void()>& f) {
   for (int i = 0; i < runs; ++i) best = std::min(best, seconds_of(f));
   return best;
 }
+
+/// Memory on huge pages, as loaded weights have it.
+struct HugeBlock {
+  std::byte* data = nullptr;
+  explicit HugeBlock(int64_t bytes) {
+    constexpr int64_t kHuge = 2 << 20;
+    const auto size = static_cast<size_t>((bytes + kHuge - 1) / kHuge * kHuge);
+    data = static_cast<std::byte*>(std::aligned_alloc(kHuge, size));
+    NIBBLE_CHECK(data != nullptr, size);
+    ::madvise(data, size, MADV_HUGEPAGE);
+    std::memset(data, 1, size);
+  }
+  HugeBlock(const HugeBlock&) = delete;
+  HugeBlock& operator=(const HugeBlock&) = delete;
+  ~HugeBlock() { std::free(data); }
+};
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) float read_all(const std::byte* p, int64_t bytes) {
@@ -95,7 +112,7 @@ Peaks measure_peaks() {
   };
   if (!has(device::Isa::kAvx512)) return p;
   constexpr int64_t kBytes = 1LL << 30;
-  std::vector<std::byte> memory(static_cast<size_t>(kBytes), std::byte{1});
+  const HugeBlock memory(kBytes);
   for (int threads = 1; threads <= std::min(2, usable_cores()); ++threads) {
     ThreadPool pool(threads);
     auto on_all = [&](const std::function<float(int64_t)>& f) {
@@ -104,7 +121,7 @@ Peaks measure_peaks() {
     const int64_t share = kBytes / threads;
     p.read_gb[threads] =
         static_cast<double>(kBytes) / 1e9 / best_of(15, [&] {
-          on_all([&](int64_t i) { return read_all(memory.data() + i * share, share); });
+          on_all([&](int64_t i) { return read_all(memory.data + i * share, share); });
         });
     const double loops = static_cast<double>(kPeakLoops) * threads / 1e9;
     p.fma_gflop[threads] =
@@ -124,7 +141,7 @@ const Peaks& peaks() {
 /// Copies of one matrix, together larger than any cache.
 struct WeightSet {
   std::unique_ptr<testing::Matrix> first;
-  std::vector<std::byte> storage;
+  std::unique_ptr<HugeBlock> storage;
   std::vector<tensor::TensorRef> copies;
   int64_t bytes_each = 0;
 };
@@ -137,9 +154,8 @@ WeightSet make_set(const MatrixCase& c, int64_t rows, int64_t cols, int64_t set_
   const int64_t scale_begin = (sizes.codes + 63) / 64 * 64;
   const int64_t stride = scale_begin + (sizes.scales + 63) / 64 * 64;
   const int64_t count = set_bytes / stride + 1;
-  set.storage.resize(static_cast<size_t>(count * stride + 64));
-  std::byte* base = set.storage.data();
-  base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64;
+  set.storage = std::make_unique<HugeBlock>(count * stride);
+  std::byte* base = set.storage->data;
   const tensor::TensorRef& t = set.first->tiled;
   for (int64_t i = 0; i < count; ++i) {
     std::byte* p = base + i * stride;

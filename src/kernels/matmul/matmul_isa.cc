@@ -274,6 +274,28 @@ TileFn tile_fn(const formats::MatrixView& view, bool bf16_dot) {
   return nullptr;
 }
 
+#if defined(NIBBLE_VEC_BF16)
+template <typename Codes, typename Scales>
+TileFn pick_row(bool bf16_dot) {
+  return bf16_dot ? dot_one<Codes, Scales> : f32_one<Codes, Scales>;
+}
+#elif defined(NIBBLE_VEC_AVX512)
+template <typename Codes, typename Scales>
+TileFn pick_row(bool) {
+  return f32_one<Codes, Scales>;
+}
+#endif
+
+TileFn csf_row_fn([[maybe_unused]] const formats::MatrixView& view,
+                  [[maybe_unused]] bool bf16_dot) {
+#if defined(NIBBLE_VEC_AVX512)
+  if (view.format == FormatId::kNvfp4) return pick_row<E2m1Codes, CsfE4m3Per16>(bf16_dot);
+  if (view.format == FormatId::kMxfp4) return pick_row<E2m1Codes, CsfE8m0Per32>(bf16_dot);
+  if (view.format == FormatId::kMxfp8) return pick_row<E4m3Codes, CsfE8m0Per32>(bf16_dot);
+#endif
+  return nullptr;
+}
+
 /// One block of 32 columns of one row, the last one perhaps short.
 NIBBLE_INLINE inline void pack_block(const float* x, int64_t cols, PackKind kind, std::byte* out) {
   float tail[32];
@@ -326,7 +348,7 @@ void store_rows(const float* sums, int64_t rows, const float* bias, int64_t lane
 }  // namespace
 
 const TileOps& tile_ops() {
-  static constexpr TileOps kOps = {kHasDot, tile_fn, pack, store_rows};
+  static constexpr TileOps kOps = {kHasDot, tile_fn, csf_row_fn, pack, store_rows};
   return kOps;
 }
 

@@ -28,6 +28,7 @@ class TileMatrix {
     code_bytes_ = tile_code_bytes(w.view);
     scale_bytes_ = tile_scale_bytes(w.view);
     compressed_ = w.scale_encoding == tensor::ScaleEncoding::kCsf;
+    if (compressed_) csf_row_fn_ = ops.csf_row_fn(w.view, kind_ == PackKind::kBf16);
   }
 
   /// The activations this matrix multiplies with. FP32 weights (and F16 ones, widened) keep FP32.
@@ -60,18 +61,29 @@ class TileMatrix {
   }
 
  private:
-  /// Decodes this tile's scales, exceptions and all, and goes on as with plain ones: same bits.
-  [[gnu::noinline]] void run_compressed(int64_t tile, TileArgs& args) const {
-    alignas(64) uint8_t scales[csf_scratch_bytes];
+  codec::CsfTile csf_tile(int64_t tile) const {
     const bool nvfp4 = view_->format == formats::FormatId::kNvfp4;
     codec::CsfTile csf;
     csf.kind = nvfp4 ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4;
     csf.cols = view_->cols / (nvfp4 ? 16 : 32);
     csf.fixed = reinterpret_cast<const uint8_t*>(view_->scales) +
                 tile * codec::csf_slab_bytes(csf.kind, csf.cols);
-    const uint32_t begin = ref_->exception_begin[tile];
-    csf.exceptions = ref_->exceptions + begin;
-    csf.exception_count = ref_->exception_begin[tile + 1] - begin;
+    csf.exceptions = ref_->exceptions + ref_->exception_begin[tile];
+    csf.exception_count = ref_->exception_begin[tile + 1] - ref_->exception_begin[tile];
+    return csf;
+  }
+
+  /// Reads the stream as it goes (one row) or decodes this tile's scales, exceptions and all, and
+  /// goes on as with plain ones. The scales have the same bits, so the sums have.
+  [[gnu::noinline]] void run_compressed(int64_t tile, TileArgs& args) const {
+    const codec::CsfTile csf = csf_tile(tile);
+    if (args.rows == 1 && csf_row_fn_ != nullptr) {
+      args.scales = reinterpret_cast<const std::byte*>(csf.fixed);
+      args.exceptions = csf.exceptions;
+      args.exceptions_end = csf.exceptions + csf.exception_count;
+      return csf_row_fn_(args);
+    }
+    alignas(64) uint8_t scales[csf_scratch_bytes];
     codec::decode_csf_tile(csf, scales);
     args.scales = reinterpret_cast<const std::byte*>(scales);
     fn_(args);
@@ -82,7 +94,7 @@ class TileMatrix {
   const formats::MatrixView* view_;
   bool compressed_ = false;
   PackKind kind_;
-  TileFn fn_ = nullptr;
+  TileFn fn_ = nullptr, csf_row_fn_ = nullptr;
   int64_t code_bytes_ = 0, scale_bytes_ = 0;
 };
 

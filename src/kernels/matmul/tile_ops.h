@@ -26,17 +26,22 @@ constexpr int64_t kMaxRowBlock = 64;
 struct TileArgs {
   const formats::MatrixView* view = nullptr;  // for extents, global factors and levels
   const std::byte* codes = nullptr;           // this tile's code plane
-  const std::byte* scales = nullptr;          // this tile's plain scales
-  const std::byte* x = nullptr;               // packed rows
-  int64_t x_block_stride = 0;                 // bytes from one block of 32 columns to the next
-  int64_t rows = 0;                           // 1..kMaxRowBlock
-  float* sums = nullptr;                      // [rows][16], overwritten
+  const std::byte* scales = nullptr;          // this tile's plain scales, or its compressed stream
+  const uint32_t* exceptions = nullptr;       // of the stream, up to exceptions_end
+  const uint32_t* exceptions_end = nullptr;
+  const std::byte* x = nullptr;  // packed rows
+  int64_t x_block_stride = 0;    // bytes from one block of 32 columns to the next
+  int64_t rows = 0;              // 1..kMaxRowBlock
+  float* sums = nullptr;         // [rows][16], overwritten
 };
 using TileFn = void (*)(const TileArgs&);
 
 struct TileOps {
   bool bf16_dot;  // kBf16 activations are packed as BF16 and multiplied by dot instructions
   TileFn (*tile_fn)(const formats::MatrixView& view, bool bf16_dot);
+  /// One row, scales read from the compressed stream; null where there is no such kernel: then the
+  /// tile's scales are decoded first.
+  TileFn (*csf_row_fn)(const formats::MatrixView& view, bool bf16_dot);
   /// Rows ids[0..rows) of x (0..rows without ids), each [k], to `out` (64-byte aligned).
   void (*pack)(const float* x, int64_t x_stride, const int32_t* ids, int64_t rows, int64_t k,
                PackKind kind, std::byte* out);
