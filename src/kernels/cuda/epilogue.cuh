@@ -39,12 +39,11 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
 /// First product: rows g are gate, rows g + 8 up of the same channel. Writes 16 bytes (eight
 /// channels) a warp and token into the second product's activations.
 template <int kRegisters>
-__device__ __forceinline__ void store_activated(const StreamArgs& args, const float (&acc)[kRegisters],
-                                                int expert, int64_t block, int row_begin, int rows,
-                                                int warp, int lane) {
+__device__ __forceinline__ void store_activated(const StreamArgs& args,
+                                                const float (&acc)[kRegisters], int expert,
+                                                float gate_factor, float up_factor, int64_t block,
+                                                int row_begin, int rows, int warp, int lane) {
   const int g = lane / 4, t = lane % 4;
-  const float gate_factor = args.weights.gate_factor[expert];
-  const float up_factor = args.weights.up_factor[expert];
   float gate_bias = 0.0f, up_bias = 0.0f;
   if (args.weights.gate_bias != nullptr) {
     const int64_t channel = packed_row(Product::kGateUp, block, warp, g, 0);
@@ -65,7 +64,8 @@ __device__ __forceinline__ void store_activated(const StreamArgs& args, const fl
     }
     const uint32_t channels = transpose_8x8(pack_bf16(v[0], v[1]));
     if (8 * i + g < rows) {
-      uint8_t* out = args.work.h + chunk_offset(args.work.capacity, block / 2, row_begin + 8 * i + g, unit);
+      uint8_t* out =
+          args.work.h + chunk_offset(args.work.capacity, block / 2, row_begin + 8 * i + g, unit);
       *reinterpret_cast<uint32_t*>(out + 4 * t) = channels;
     }
   }
@@ -74,13 +74,13 @@ __device__ __forceinline__ void store_activated(const StreamArgs& args, const fl
 /// Second product: a lane holds two adjacent channels of each token. `slots` and `router` are the
 /// tile's slot numbers and router weights.
 template <int kRegisters>
-__device__ __forceinline__ void store_weighted(const StreamArgs& args, const float (&acc)[kRegisters],
-                                               int expert, int64_t block, int rows, int warp,
+__device__ __forceinline__ void store_weighted(const StreamArgs& args,
+                                               const float (&acc)[kRegisters], int expert,
+                                               float factor, int64_t block, int rows, int warp,
                                                int lane, const int* slots, const float* router) {
   const int g = lane / 4, t = lane % 4;
   const int64_t channel = packed_row(Product::kDown, block, warp, g, 0);
   if (channel >= args.shape.hidden) return;
-  const float factor = args.weights.down_factor[expert];
   float bias[2] = {0.0f, 0.0f};
   if (args.weights.down_bias != nullptr) {
     bias[0] = args.weights.down_bias[expert * args.shape.hidden + channel];

@@ -41,9 +41,7 @@ NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
                                                         : 0;
 }
 NIBBLE_HD constexpr int tile_scale_bytes(FormatId f) {
-  return f == FormatId::kNvfp4                            ? 256
-         : f == FormatId::kMxfp4 || f == FormatId::kMxfp8 ? 128
-                                                          : 0;
+  return f == FormatId::kNvfp4 ? 256 : f == FormatId::kMxfp4 || f == FormatId::kMxfp8 ? 128 : 0;
 }
 NIBBLE_HD constexpr int tile_bytes(FormatId f) { return tile_code_bytes(f) + tile_scale_bytes(f); }
 NIBBLE_HD constexpr int group_cols(FormatId f) { return f == FormatId::kNvfp4 ? 16 : 32; }

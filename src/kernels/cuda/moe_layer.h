@@ -65,7 +65,8 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens);
 ///
 /// Numerics: weights exact; gate, up and down FP32 sums over K in one fixed order; the activation's
 /// result rounded to BF16; y = BF16(sum over k, in the order of ids, of FP32(weight * down)). One
-/// row's bits depend on that row alone: not on the batch, the geometry or the run. No float atomics.
+/// row's bits depend on that row alone: not on the batch, the geometry or the run. No float
+/// atomics.
 ///
 /// Errors: kInvalidArgument (shape, null pointer), kUnsupported (format or device), kInternal (the
 /// launch failed); with the first two nothing was queued.

@@ -4,6 +4,13 @@
 
 #include <cstdint>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define NIBBLE_HAS_BULK_COPY 1
+#endif
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define NIBBLE_HAS_WGMMA 1
+#endif
+
 namespace nibble::kernels::cuda {
 
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
@@ -74,26 +81,33 @@ __device__ __forceinline__ void add_release(int* p, int v) {
 
 /// Waits until the kernels this one follows have finished and their writes are visible.
 __device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(NIBBLE_HAS_BULK_COPY)
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 /// Lets the next kernel of the stream start its prologue.
 __device__ __forceinline__ void allow_next_kernel() {
+#if defined(NIBBLE_HAS_BULK_COPY)
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /// Moves registers between warpgroups. Every warp of the warpgroup must come here.
 template <int registers>
 __device__ __forceinline__ void grow_registers() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(NIBBLE_HAS_WGMMA)
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 #endif
 }
 template <int registers>
 __device__ __forceinline__ void shrink_registers() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(NIBBLE_HAS_WGMMA)
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 #endif
 }
+
+/// A value that is equal in all lanes, told to the compiler: it may then live in uniform registers.
+__device__ __forceinline__ int uniform(int v) { return __shfl_sync(~0u, v, 0); }
 
 /// Barrier `id` among `threads` threads of the CTA.
 __device__ __forceinline__ void named_barrier(int id, int threads) {

@@ -12,8 +12,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kSortThreads = 1024;
 constexpr int kMaxExperts = 1024;
-// Up to this many slots every CTA counts all of them by itself, which saves a kernel: at one token a
-// layer is bound by launches. Beyond it one CTA sorts and the others gather.
+// Up to this many slots every CTA counts all of them by itself, which saves a kernel: at one token
+// a layer is bound by launches. Beyond it one CTA sorts and the others gather.
 constexpr int kFusedSlots = 4096;
 
 struct RouteArgs {
@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(kSortThreads) route_sort_kernel(const RouteArg
 __global__ void __launch_bounds__(kThreads) route_gather_kernel(const RouteArgs args) {
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int slot = static_cast<int>(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+  const int slot =
+      static_cast<int>(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
   if (slot >= args.slots) return;
   gather_row(args, slot, args.work.row_of_slot[slot], static_cast<int>(threadIdx.x) % 32, 32);
 }
@@ -206,8 +207,7 @@ cudaError_t launch_route(const MoeShape& shape, const MoeArgs& args, const MoeWo
     const int grid = std::min((route.slots + groups - 1) / groups, 512);
     return launch_overlapped(route_fused_kernel, grid, kThreads, 0, stream, route);
   }
-  const cudaError_t error =
-      launch_overlapped(route_sort_kernel, 1, kSortThreads, 0, stream, route);
+  const cudaError_t error = launch_overlapped(route_sort_kernel, 1, kSortThreads, 0, stream, route);
   if (error != cudaSuccess) return error;
   constexpr int kSlots = kThreads / 32;
   return launch_overlapped(route_gather_kernel, (route.slots + kSlots - 1) / kSlots, kThreads, 0,

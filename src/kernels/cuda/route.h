@@ -6,8 +6,8 @@
 
 namespace nibble::kernels::cuda {
 
-/// Queues one or two kernels. tile_tokens: largest tile, a multiple of 8. Each expert's rows are cut
-/// into the fewest tiles, of nearly equal size.
+/// Queues one or two kernels. tile_tokens: largest tile, a multiple of 8. Each expert's rows are
+/// cut into the fewest tiles, of nearly equal size.
 cudaError_t launch_route(const MoeShape& shape, const MoeArgs& args, const MoeWorkspace& work,
                          int tile_tokens, cudaStream_t stream);
 

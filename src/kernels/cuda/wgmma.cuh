@@ -12,9 +12,9 @@ __device__ __forceinline__ void wgmma_fence() {
 }
 /// Keeps the compiler from moving the computation of A registers past this point: without it they
 /// are defined between wgmmas, and ptxas serialises those (warning C7513).
-__device__ __forceinline__ void pin_registers(uint32_t (&a)[2][4]) {
+__device__ __forceinline__ void pin_registers(uint32_t (&a)[4][4]) {
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
+  for (int j = 0; j < 4; ++j) {
     asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
   }
 }
@@ -39,18 +39,6 @@ template <int tokens>
 struct Wgmma;
 
 template <>
-struct Wgmma<8> {
-  static __device__ __forceinline__ void run(float (&d)[4], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile(
-        "{.reg .pred add; setp.ne.b32 add, 1, 0; "
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, "
-        "{%4, %5, %6, %7}, %8, add, 1, 1, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-};
-
-template <>
 struct Wgmma<16> {
   static __device__ __forceinline__ void run(float (&d)[8], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
@@ -59,20 +47,6 @@ struct Wgmma<16> {
         "{%8, %9, %10, %11}, %12, add, 1, 1, 0;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-};
-
-template <>
-struct Wgmma<24> {
-  static __device__ __forceinline__ void run(float (&d)[12], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile(
-        "{.reg .pred add; setp.ne.b32 add, 1, 0; "
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-        "%9, %10, %11}, "
-        "{%12, %13, %14, %15}, %16, add, 1, 1, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   }
 };

@@ -23,14 +23,14 @@ struct TokenTile {
 /// multiple of 8. `capacity` rows exist; padding rows hold leftovers that nothing reads back.
 struct MoeWorkspace {
   int64_t capacity = 0;
-  int* counters = nullptr;         // [0] number of tiles, [1] next work item
-  TokenTile* tiles = nullptr;      // [max_tiles]
-  int* done = nullptr;             // [max_tiles] row blocks of the first product finished
-  int* slot_of_row = nullptr;      // [capacity]
-  int* row_of_slot = nullptr;      // [tokens * top_k]
-  uint8_t* x = nullptr;            // [chunks(hidden)][capacity][128] BF16, swizzled (chunk_offset)
-  uint8_t* h = nullptr;            // [chunks(inter)][capacity][128], the same
-  float* partial = nullptr;        // [tokens * top_k][hidden], router weight applied
+  int* counters = nullptr;     // [0] number of tiles, [1] next work item
+  TokenTile* tiles = nullptr;  // [max_tiles]
+  int* done = nullptr;         // [max_tiles] row blocks of the first product finished
+  int* slot_of_row = nullptr;  // [capacity]
+  int* row_of_slot = nullptr;  // [tokens * top_k]
+  uint8_t* x = nullptr;        // [chunks(hidden)][capacity][128] BF16, swizzled (chunk_offset)
+  uint8_t* h = nullptr;        // [chunks(inter)][capacity][128], the same
+  float* partial = nullptr;    // [tokens * top_k][hidden], router weight applied
   int64_t bytes = 0;
 };
 

@@ -1,0 +1,79 @@
+// Test and bench material: one MoE layer with random weights on the device, and its reference
+// result. Not part of the library.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/moe_layer.h"
+#include "kernels/cuda/packing.h"
+
+namespace nibble::kernels::cuda {
+
+/// Ends the program with a message if a CUDA call failed.
+void must(cudaError_t error, const char* what);
+void must(const Result<void>& result, const char* what);
+
+/// Device memory that frees itself.
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(int64_t bytes = 0);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+  }
+  DeviceBuffer& operator=(DeviceBuffer&&) = delete;
+  std::byte* data() const { return data_; }
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+/// Random packed weights of all experts of one layer: any codes; scales near 1; per-expert factors
+/// that give gate, up and down outputs near 1 for inputs near 1.
+struct LayerWeights {
+  LayerWeights(const MoeShape& shape, uint64_t seed);
+  MoeWeights view() const;
+  MoeShape shape;
+  DeviceBuffer gate_up, down, factors;  // factors: gate, up, down [3][experts]
+  DeviceBuffer biases;  // gate, up [experts][inter], down [experts][hidden]; used with kGptOss
+  std::vector<float> host_factors, host_biases;
+};
+
+/// x [tokens, hidden] BF16 of normal values; ids distinct in a token, uniform; weights sum to 1.
+struct LayerInput {
+  LayerInput(const MoeShape& shape, int64_t tokens, uint64_t seed);
+  int64_t active_experts() const;
+  MoeArgs args(DeviceBuffer& y) const;
+  int64_t tokens;
+  std::vector<uint16_t> host_x;
+  std::vector<int32_t> host_ids;
+  std::vector<float> host_weights;
+  DeviceBuffer x, ids, weights;
+};
+
+/// One token's exact result: weights unpacked, decoded by formats::decode_rows, products in double;
+/// nothing is rounded but the checkpoint's own values.
+std::vector<double> reference_token(const LayerWeights& layer, const LayerInput& input,
+                                    int64_t token);
+
+std::vector<uint16_t> download_bf16(const DeviceBuffer& buffer, int64_t count);
+float bf16_value(uint16_t bits);
+/// Norm of the difference over the norm of the reference; NaN if any value is NaN.
+double relative_error(const uint16_t* y, const std::vector<double>& reference);
+
+/// "qwen", "glm", "tp8", "gptoss" or "E,H,I,K"; format by name. Ends the program on nonsense.
+MoeShape parse_shape(const std::string& shape, const std::string& format);
+
+void fill_random(uint8_t* data, int64_t bytes, uint64_t seed);
+
+}  // namespace nibble::kernels::cuda

@@ -1,0 +1,142 @@
+// The inner loops of moe_stream_sm90.cuh: one row block times one token tile over all of K, once
+// with wgmma for many tokens, once with mma.sync for few. Both add the products in the same order.
+#pragma once
+
+#include "kernels/cuda/dequant.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/stream_pipeline.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace nibble::kernels::cuda {
+
+#if defined(NIBBLE_HAS_WGMMA)
+/// One row block times one token tile over all of K by wgmma, chunk after chunk, step after step:
+/// the fixed order of every sum. A warpgroup expands a chunk, starts its four wgmmas and waits for
+/// them; the other three warpgroups fill the gap. (Expanding the next chunk meanwhile needs a
+/// second set of A registers and so half the warpgroups: measured slower, see docs/results.)
+template <typename G, int kTokens>
+__device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& ring, int group,
+                                         int chunk_count, int warp, int lane) {
+#pragma unroll
+  for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
+  int sub = 0;  // chunk inside the stage
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunk_count; ++chunk) {
+    if (sub == 0) mbarrier_wait(ring.full(), ring.phase);
+    TileFragment<G::kFormat> fragment;
+    fragment.load(moe_smem + G::kW + ring.stage * G::kWBytes +
+                      (group * G::kStageChunks + sub) * G::kTileBytes,
+                  warp, lane);
+    const uint64_t b =
+        chunk_descriptor(ring.x() + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes));
+    uint32_t a[4][4];
+    fragment.template step<0>(a[0]);
+    fragment.template step<1>(a[1]);
+    fragment.template step<2>(a[2]);
+    fragment.template step<3>(a[3]);
+    pin_registers(a);
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) Wgmma<kTokens>::run(acc, a[j], b + 2 * j);
+    wgmma_commit();
+    wgmma_wait<0>();
+    if (++sub == G::kStageChunks || chunk + 1 == chunk_count) {
+      if (lane == 0) mbarrier_arrive(ring.empty());
+      ring.advance();
+      sub = 0;
+    }
+  }
+}
+#endif
+
+/// What a warp needs of one chunk, in registers: its 16 rows of weights and all tokens.
+template <typename G, int kTokens>
+struct ChunkOperands {
+  TileFragment<G::kFormat> weights;
+  uint32_t tokens[kTokens / 8][2][4];
+
+  /// `x` is the lane's ldmatrix address (see multiply_by_warps).
+  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, int warp, int lane) {
+    weights.load(tile, warp, lane);
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      load_matrices(tokens[i][0], x + static_cast<uint32_t>(1024 * i));
+      load_matrices(tokens[i][1], (x + static_cast<uint32_t>(1024 * i)) ^ 64u);
+    }
+  }
+  template <int j>
+  __device__ __forceinline__ void multiply_step(float (&acc)[kTokens / 2]) const {
+    uint32_t a[4];
+    weights.template step<j>(a);
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      mma_m16n8k16(&acc[4 * i], a, tokens[i][j / 2][j % 2 * 2], tokens[i][j / 2][j % 2 * 2 + 1]);
+    }
+  }
+  __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2]) const {
+    multiply_step<0>(acc);
+    multiply_step<1>(acc);
+    multiply_step<2>(acc);
+    multiply_step<3>(acc);
+  }
+};
+
+/// multiply() for few tokens by mma.sync: the same products and the same order of sums, and on
+/// Hopper the same bits as wgmma (moe_cuda_check proves it), for two thirds of the instructions: no
+/// descriptors, fences or waits. The next chunk's operands are loaded before this chunk is
+/// multiplied, also across stages: with one token a warp is bound by the latency of this chain.
+template <typename G, int kTokens>
+__device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Ring<G>& ring,
+                                                  int group, int chunk_count, int warp, int lane) {
+#pragma unroll
+  for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
+  constexpr int kChunks = G::kStageChunks;
+  static_assert(kChunks % 2 == 0);
+  // Lanes 8 m .. 8 m + 7 point at the eight tokens of 16-byte unit m (and 4 + m: address ^ 64).
+  const uint32_t x_lane = static_cast<uint32_t>(lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16);
+  auto load = [&](ChunkOperands<G, kTokens>& operands, int sub) {
+    operands.load(
+        moe_smem + G::kW + ring.stage * G::kWBytes + (group * kChunks + sub) * G::kTileBytes,
+        ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes), warp, lane);
+  };
+  auto release = [&](uint32_t bar) {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(bar);
+  };
+  const int full_stages = chunk_count / kChunks, rest = chunk_count % kChunks;
+  ChunkOperands<G, kTokens> operands[2];  // more than 16 tokens would spill
+  if (full_stages > 0) {
+    mbarrier_wait(ring.full(), ring.phase);
+    load(operands[0], 0);
+  }
+#pragma unroll 1
+  for (int stage = 0; stage < full_stages; ++stage) {
+    const uint32_t empty = ring.empty();
+#pragma unroll
+    for (int sub = 0; sub < kChunks; ++sub) {
+      if (sub + 1 < kChunks) {
+        load(operands[(sub + 1) % 2], sub + 1);
+      } else {
+        ring.advance();
+        if (stage + 1 < full_stages) {
+          mbarrier_wait(ring.full(), ring.phase);
+          load(operands[0], 0);
+        }
+      }
+      operands[sub % 2].multiply(acc);
+    }
+    release(empty);
+  }
+  if (rest != 0) {
+    mbarrier_wait(ring.full(), ring.phase);
+#pragma unroll 1
+    for (int sub = 0; sub < rest; ++sub) {
+      load(operands[0], sub);
+      operands[0].multiply(acc);
+    }
+    release(ring.empty());
+    ring.advance();
+  }
+}
+
+}  // namespace nibble::kernels::cuda

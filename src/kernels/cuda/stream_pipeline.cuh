@@ -1,0 +1,217 @@
+// How work and bytes reach the multiplying warps of moe_stream_sm90.cuh: geometry of a CTA, the
+// ring of stages in shared memory, the queue of work items, and the two producer warps.
+#pragma once
+
+#include "kernels/cuda/moe_stream.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace nibble::kernels::cuda {
+
+constexpr int kItemSlots = 4;
+constexpr int kMaxStages = 16;
+constexpr int kSmemPerSm = 227 * 1024;
+
+struct WorkItem {
+  int product;  // Product, or -1: no more work
+  int tile, expert, row_begin, rows;
+  int first_block, blocks;  // row blocks of this item
+  int chunk_count;
+};
+
+extern __shared__ __align__(1024) uint8_t moe_smem[];
+
+/// Sizes and places of one geometry; kStageChunks chunks of K travel together. Everything lies at
+/// compile-time offsets in shared memory, which saves the registers that addresses would take.
+template <FormatId format, bool warp_mma, int groups, int tile_tokens, int stage_chunks,
+          int ctas_per_sm>
+struct StreamGeometry {
+  static constexpr bool kWarpMma = warp_mma;  // mma.sync instead of wgmma
+  static constexpr FormatId kFormat = format;
+  static constexpr int kGroups = groups;  // warpgroups that multiply, one row block each
+  static constexpr int kTileTokens = tile_tokens;
+  static constexpr int kStageChunks = stage_chunks;
+  static constexpr int kCtasPerSm = ctas_per_sm;
+  static constexpr int kThreads = groups * 128 + (ctas_per_sm == 1 ? 128 : 64);
+  static constexpr int kTileBytes = tile_bytes(format);
+  static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
+  static constexpr int kWBytes = kGroups * stage_chunks * kTileBytes;
+  static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
+                                    kItemSlots * static_cast<int>(sizeof(WorkItem)) +
+                                    groups * tile_tokens * 8;
+  static constexpr int kBudget =
+      kSmemPerSm / ctas_per_sm - (ctas_per_sm > 1 ? 1024 : 0) - kTailBytes;
+  static constexpr int kFit = kBudget / (kXBytes + kWBytes);
+  static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
+  static constexpr int kW = kStages * kXBytes;  // the activations come first: 1024-byte aligned
+  static constexpr int kFull = kW + kStages * kWBytes;
+  static constexpr int kEmpty = kFull + 8 * kMaxStages;
+  static constexpr int kItemFull = kEmpty + 8 * kMaxStages;
+  static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
+  static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
+  static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
+  static constexpr int kSmemBytes = kRows + groups * tile_tokens * 8;
+  static_assert(kStages >= 2);
+  static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
+};
+
+/// A role's position in the ring of stages.
+template <typename G>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ void advance() {
+    if (++stage == G::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ uint32_t full() const { return smem_address(moe_smem) + G::kFull + 8 * stage; }
+  __device__ uint32_t empty() const { return smem_address(moe_smem) + G::kEmpty + 8 * stage; }
+  __device__ uint32_t x() const { return smem_address(moe_smem) + stage * G::kXBytes; }
+  __device__ uint32_t w() const { return smem_address(moe_smem) + G::kW + stage * G::kWBytes; }
+};
+
+/// A role's position in the queue of items: written by warp 0, read by the other roles.
+template <typename G>
+struct ItemQueue {
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ void advance() {
+    if (++slot == kItemSlots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ uint32_t full() const { return smem_address(moe_smem) + G::kItemFull + 8 * slot; }
+  __device__ uint32_t empty() const { return smem_address(moe_smem) + G::kItemEmpty + 8 * slot; }
+  __device__ WorkItem& item() const {
+    return reinterpret_cast<WorkItem*>(moe_smem + G::kItems)[slot];
+  }
+  /// By a whole warp.
+  __device__ void push(const WorkItem& pushed, int lane) {
+    mbarrier_wait(empty(), phase ^ 1);
+    if (lane == 0) {
+      item() = pushed;
+      mbarrier_arrive(full());
+    }
+    advance();
+  }
+};
+
+/// Number of items of both products, and what an index means.
+struct ItemMap {
+  int tiles, up_groups, down_groups;
+  __device__ int total() const { return tiles * (up_groups + down_groups); }
+};
+
+template <typename G>
+__device__ __forceinline__ WorkItem make_item(const StreamArgs& args, const ItemMap& map,
+                                              int index) {
+  WorkItem item;
+  item.product = -1;
+  if (index >= map.total()) return item;
+  const bool down = index >= map.tiles * map.up_groups;
+  const int local = down ? index - map.tiles * map.up_groups : index;
+  const int groups = down ? map.down_groups : map.up_groups;
+  const auto product = down ? Product::kDown : Product::kGateUp;
+  const int all_blocks = static_cast<int>(row_blocks(product, args.shape.hidden, args.shape.inter));
+  const TokenTile tile = args.work.tiles[local / groups];
+  item.product = static_cast<int>(product);
+  item.tile = local / groups;
+  item.expert = tile.expert;
+  item.row_begin = tile.row_begin;
+  item.rows = tile.rows;
+  item.first_block = local % groups * G::kGroups;
+  item.blocks = min(G::kGroups, all_blocks - item.first_block);
+  item.chunk_count = static_cast<int>(chunks(down ? args.shape.inter : args.shape.hidden));
+  return item;
+}
+
+/// Warp 0: takes items, publishes them, streams their weights, one lane a row block. (With one lane
+/// for all copies, issuing them is the limit of the wide geometry.)
+template <typename G>
+__device__ void produce_weights(const StreamArgs& args, int lane) {
+  Ring<G> ring;
+  ItemQueue<G> queue;
+  const uint64_t policy = evict_first_policy();
+  const int64_t hidden = args.shape.hidden, inter = args.shape.inter;
+  ItemMap map;
+  map.up_groups =
+      static_cast<int>((row_blocks(Product::kGateUp, hidden, inter) + G::kGroups - 1) / G::kGroups);
+  map.down_groups =
+      static_cast<int>((row_blocks(Product::kDown, hidden, inter) + G::kGroups - 1) / G::kGroups);
+  auto take = [&args, lane] {
+    return uniform(lane == 0 ? atomicAdd(args.work.counters + 1, 1) : 0);
+  };
+  map.tiles = args.work.counters[0];
+  WorkItem item = make_item<G>(args, map, take());
+  while (item.product >= 0) {
+    queue.push(item, lane);
+    // The next item's index and tile are fetched while this one streams.
+    const WorkItem next = make_item<G>(args, map, take());
+    const bool down = item.product == static_cast<int>(Product::kDown);
+    const int64_t block_bytes = static_cast<int64_t>(item.chunk_count) * G::kTileBytes;
+    const uint8_t* source =
+        reinterpret_cast<const uint8_t*>(down ? args.weights.down : args.weights.gate_up) +
+        item.expert *
+            packed_bytes(G::kFormat, down ? Product::kDown : Product::kGateUp, hidden, inter) +
+        (item.first_block + lane) * block_bytes;
+    for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
+      const uint32_t bytes =
+          static_cast<uint32_t>(min(G::kStageChunks, item.chunk_count - chunk) * G::kTileBytes);
+      mbarrier_wait(ring.empty(), ring.phase ^ 1);
+      if (lane == 0)
+        mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(item.blocks));
+      if (lane < item.blocks) {
+        bulk_load_streaming(
+            ring.w() + static_cast<uint32_t>(lane * G::kStageChunks * G::kTileBytes), source, bytes,
+            ring.full(), policy);
+      }
+      source += bytes;
+      ring.advance();
+    }
+    item = next;
+  }
+  queue.push(item, lane);
+}
+
+/// Warp 1: streams the rows of each item's token tile, one lane a chunk.
+template <typename G>
+__device__ void produce_activations(const StreamArgs& args, int lane) {
+  Ring<G> ring;
+  ItemQueue<G> queue;
+  const int up_blocks =
+      static_cast<int>(row_blocks(Product::kGateUp, args.shape.hidden, args.shape.inter));
+  for (;;) {
+    mbarrier_wait(queue.full(), queue.phase);
+    const WorkItem item = queue.item();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(queue.empty());
+    queue.advance();
+    if (item.product < 0) return;
+    const bool down = item.product == static_cast<int>(Product::kDown);
+    if (down) {
+      while (load_acquire(args.work.done + item.tile) < up_blocks) __nanosleep(20);
+      proxy_fence();
+    }
+    const int64_t chunk_stride = args.work.capacity * kRowBytes;
+    const uint8_t* source = (down ? args.work.h : args.work.x) +
+                            static_cast<int64_t>(item.row_begin) * kRowBytes + lane * chunk_stride;
+    const uint32_t bytes = static_cast<uint32_t>(((item.rows + 7) & ~7) * kRowBytes);
+    for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
+      const int here = min(G::kStageChunks, item.chunk_count - chunk);
+      mbarrier_wait(ring.empty(), ring.phase ^ 1);
+      if (lane == 0) mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(here));
+      if (lane < here) {
+        bulk_load(ring.x() + static_cast<uint32_t>(lane * G::kTileTokens * kRowBytes), source,
+                  bytes, ring.full());
+      }
+      source += G::kStageChunks * chunk_stride;
+      ring.advance();
+    }
+  }
+}
+
+}  // namespace nibble::kernels::cuda
