@@ -43,18 +43,17 @@ class StoreBuilder {
   Result<void> load_layer(const std::vector<WeightKey>& keys);
   Result<Compressed> compress_scales(const std::vector<WeightKey>& keys);
   Result<void> encode(Candidate& candidate);
-  Result<void> for_each(int64_t count, const std::function<Result<void>(int64_t)>& body);
-  std::vector<Task> place_layer(const std::vector<WeightKey>& keys, const Compressed& compressed,
-                                std::byte* block);
+  Result<void> for_each(int64_t count, const std::function<Result<void>(int64_t, int)>& body);
+  Result<void> reserve();
+  std::vector<Task> place_layer(const std::vector<WeightKey>& keys, const Compressed& compressed);
   tensor::TensorRef& place_matrix(const WeightKey& key, const Compressed& compressed,
                                   std::byte* codes, std::byte* scales);
-  Result<void> run_task(const Task& task);
+  Result<void> run_task(const Task& task, int worker);
   Result<void> load_vector(const Task& task);
-  Result<std::vector<std::byte>> read_plane(const recipe::Plane& plane, int64_t begin,
-                                            int64_t bytes);
-  void place_rows(const Task& task, const std::vector<std::byte>& codes,
+  std::span<std::byte> buffer(int worker, int64_t bytes);
+  void place_rows(const Task& task, std::span<const std::byte> codes,
                   const std::vector<std::byte>& scales);
-  Result<void> place_tiles(const Task& task, const std::vector<std::byte>& codes,
+  Result<void> place_tiles(const Task& task, std::span<const std::byte> codes,
                            const std::vector<std::byte>& scales);
   void report(bool last);
 
@@ -71,6 +70,12 @@ class StoreBuilder {
   const std::function<void(const LoadProgress&)>& progress_;
   std::shared_ptr<WeightStore> store_ = std::make_shared<WeightStore>();
   std::atomic<int64_t> staged_{0}, staged_peak_{0}, done_{0};
+  struct Buffer {
+    std::unique_ptr<std::byte[]> data;
+    int64_t bytes = 0;
+  };
+  std::vector<Buffer> buffers_{static_cast<size_t>(pool_.threads())};
+  std::byte* next_plane_ = nullptr;
   int64_t total_ = 0;
   std::vector<ScaleReport> scales_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(),
@@ -90,24 +95,18 @@ int64_t scale_bytes_of_rows(const formats::MatrixView& meta, int64_t rows) {
 
 }  // namespace
 
-Result<std::vector<std::byte>> StoreBuilder::read_plane(const recipe::Plane& plane, int64_t begin,
-                                                        int64_t bytes) {
-  std::vector<std::byte> buffer(static_cast<size_t>(bytes));
-  NIBBLE_TRY(recipe_.index().read(*plane.tensor, plane.begin + begin, buffer));
-  return buffer;
-}
-
 Result<void> StoreBuilder::load_vector(const Task& task) {
-  NIBBLE_TRY(const std::vector<std::byte> bytes,
-             read_plane(task.weight->codes, 0, task.weight->codes.bytes));
+  const recipe::Plane& plane = task.weight->codes;
+  std::vector<std::byte> bytes(static_cast<size_t>(plane.bytes));
+  NIBBLE_TRY(recipe_.index().read(*plane.tensor, plane.begin, bytes));
   formats::MatrixView view = task.weight->meta;
   view.codes = bytes.data();
   formats::decode_rows(view, 0, view.rows, task.vector);
-  done_ += task.weight->codes.bytes;
+  done_ += plane.bytes;
   return {};
 }
 
-void StoreBuilder::place_rows(const Task& task, const std::vector<std::byte>& codes,
+void StoreBuilder::place_rows(const Task& task, std::span<const std::byte> codes,
                               const std::vector<std::byte>& scales) {
   const int64_t row_bytes =
       formats::code_row_bytes(task.weight->meta.format, task.weight->meta.cols);
@@ -119,7 +118,7 @@ void StoreBuilder::place_rows(const Task& task, const std::vector<std::byte>& co
 
 // Tiles of a chunk are contiguous in both resident planes, so a chunk is repacked as a matrix of
 // its own: rows [row_begin, row_begin + rows), row_begin a multiple of 16.
-Result<void> StoreBuilder::place_tiles(const Task& task, const std::vector<std::byte>& codes,
+Result<void> StoreBuilder::place_tiles(const Task& task, std::span<const std::byte> codes,
                                        const std::vector<std::byte>& scales) {
   formats::MatrixView before = task.weight->meta;
   before.rows = task.row_begin;
@@ -151,26 +150,40 @@ Result<void> StoreBuilder::place_tiles(const Task& task, const std::vector<std::
   return {};
 }
 
-Result<void> StoreBuilder::run_task(const Task& task) {
+// Room for `bytes` of codes that belongs to this worker until the load ends: a fresh buffer for
+// every chunk would cost more in page faults than the read itself.
+std::span<std::byte> StoreBuilder::buffer(int worker, int64_t bytes) {
+  Buffer& own = buffers_[static_cast<size_t>(worker)];
+  if (own.bytes < bytes) {
+    stage(bytes - own.bytes);
+    own.data.reset();
+    own.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+    own.bytes = bytes;
+  }
+  return {own.data.get(), static_cast<size_t>(bytes)};
+}
+
+Result<void> StoreBuilder::run_task(const Task& task, int worker) {
   if (task.vector != nullptr) return load_vector(task);
   const Weight& weight = *task.weight;
   const int64_t row_bytes = formats::code_row_bytes(weight.meta.format, weight.meta.cols);
   const int64_t code_bytes = task.rows * row_bytes;
   const int64_t scale_bytes = task.scales != nullptr ? formats::scale_plane_bytes(weight.meta) : 0;
-  stage(code_bytes + scale_bytes);
+  stage(scale_bytes);
   std::vector<std::byte> scales;
   if (task.scales != nullptr) {
     NIBBLE_TRY(scales, recipe::read_scale_plane(recipe_.index(), weight));
     if (task.row_begin == 0) NIBBLE_TRY(recipe::check_scales(*task.key, weight, scales));
   }
-  NIBBLE_TRY(const std::vector<std::byte> codes,
-             read_plane(weight.codes, task.row_begin * row_bytes, code_bytes));
+  const std::span<std::byte> codes = buffer(worker, code_bytes);
+  NIBBLE_TRY(recipe_.index().read(*weight.codes.tensor,
+                                  weight.codes.begin + task.row_begin * row_bytes, codes));
   if (task.planned->layout == tensor::Layout::kRows) {
     place_rows(task, codes, scales);
   } else {
     NIBBLE_TRY(place_tiles(task, codes, scales));
   }
-  staged_ -= code_bytes + scale_bytes;
+  staged_ -= scale_bytes;
   done_ += code_bytes + (task.row_begin == 0 ? scale_bytes : 0);
   return {};
 }
@@ -178,11 +191,11 @@ Result<void> StoreBuilder::run_task(const Task& task) {
 // Runs body(0..count) on the pool; the error is that of the first failing index: the same every
 // run.
 Result<void> StoreBuilder::for_each(int64_t count,
-                                    const std::function<Result<void>(int64_t)>& body) {
+                                    const std::function<Result<void>(int64_t, int)>& body) {
   std::mutex mutex;
   std::optional<std::pair<int64_t, Error>> failed;
   pool_.parallel_for(count, [&](int64_t i, int worker) {
-    if (Result<void> ok = body(i); !ok) {
+    if (Result<void> ok = body(i, worker); !ok) {
       std::lock_guard lock(mutex);
       if (!failed || i < failed->first) failed.emplace(i, ok.error());
     }
@@ -210,7 +223,7 @@ Result<StoreBuilder::Compressed> StoreBuilder::compress_scales(const std::vector
     if (plan_.weights.at(key).may_compress) candidates.push_back({key, {}});
   }
   NIBBLE_TRY(for_each(static_cast<int64_t>(candidates.size()),
-                      [&](int64_t i) { return encode(candidates[static_cast<size_t>(i)]); }));
+                      [&](int64_t i, int) { return encode(candidates[static_cast<size_t>(i)]); }));
   std::map<recipe::Role, ScaleReport> projections;
   for (const Candidate& c : candidates) {
     ScaleReport& report = projections[c.key.role];
@@ -257,9 +270,25 @@ tensor::TensorRef& StoreBuilder::place_matrix(const WeightKey& key, const Compre
   return ref;
 }
 
+// Address space for every plane, taken at once: pages become resident only as planes are written,
+// and huge pages (page faults are a fifth of a load otherwise) waste at most one in all.
+Result<void> StoreBuilder::reserve() {
+  int64_t bytes = 0;
+  for (const auto& [key, planned] : plan_.weights) {
+    if (plan::is_vector(key.role)) continue;
+    bytes += round64(planned.planes.codes) + round64(planned.planes.scales);
+  }
+  store_->block_ = allocate_aligned(bytes);
+  if (store_->block_ == nullptr) {
+    return Error(Code::kResourceExhausted,
+                 cat("cannot allocate ", bytes, " bytes for the weights"));
+  }
+  next_plane_ = store_->block_.get();
+  return {};
+}
+
 std::vector<StoreBuilder::Task> StoreBuilder::place_layer(const std::vector<WeightKey>& keys,
-                                                          const Compressed& compressed,
-                                                          std::byte* block) {
+                                                          const Compressed& compressed) {
   std::vector<Task> tasks;
   for (const WeightKey& key : keys) {
     const Weight& weight = plan::source_weight(recipe_, key);
@@ -273,10 +302,10 @@ std::vector<StoreBuilder::Task> StoreBuilder::place_layer(const std::vector<Weig
       continue;
     }
     const bool plain = compressed.count(key) == 0;
-    std::byte* codes = block;
-    block += round64(planned.planes.codes);
-    std::byte* scales = plain && planned.planes.scales > 0 ? block : nullptr;
-    if (plain) block += round64(planned.planes.scales);
+    std::byte* codes = next_plane_;
+    next_plane_ += round64(planned.planes.codes);
+    std::byte* scales = plain && planned.planes.scales > 0 ? next_plane_ : nullptr;
+    if (plain) next_plane_ += round64(planned.planes.scales);
     place_matrix(key, compressed, codes, scales);
     for (int64_t row = 0; row < weight.meta.rows; row += planned.chunk_rows) {
       tasks.push_back({&key, &weight, &planned, row,
@@ -289,22 +318,10 @@ std::vector<StoreBuilder::Task> StoreBuilder::place_layer(const std::vector<Weig
 
 Result<void> StoreBuilder::load_layer(const std::vector<WeightKey>& keys) {
   NIBBLE_TRY(const Compressed compressed, compress_scales(keys));
-  int64_t block_bytes = 0;
-  for (const WeightKey& key : keys) {
-    if (plan::is_vector(key.role)) continue;
-    const plan::PlannedWeight& planned = plan_.weights.at(key);
-    block_bytes += round64(planned.planes.codes);
-    if (compressed.count(key) == 0) block_bytes += round64(planned.planes.scales);
-  }
-  AlignedBytes block = allocate_aligned(block_bytes);
-  if (block == nullptr) {
-    return Error(Code::kResourceExhausted,
-                 cat("cannot allocate ", block_bytes, " bytes for layer ", keys.front().layer));
-  }
-  const std::vector<Task> tasks = place_layer(keys, compressed, block.get());
-  store_->blocks_.push_back(std::move(block));
-  return for_each(static_cast<int64_t>(tasks.size()),
-                  [&](int64_t i) { return run_task(tasks[static_cast<size_t>(i)]); });
+  const std::vector<Task> tasks = place_layer(keys, compressed);
+  return for_each(static_cast<int64_t>(tasks.size()), [&](int64_t i, int worker) {
+    return run_task(tasks[static_cast<size_t>(i)], worker);
+  });
 }
 
 void StoreBuilder::report(bool last) {
@@ -321,6 +338,7 @@ Result<LoadedWeights> StoreBuilder::run() {
     layers[key.layer].push_back(key);
     total_ += planned.source_bytes;
   }
+  NIBBLE_TRY(reserve());
   for (const auto& [layer, keys] : layers) NIBBLE_TRY(load_layer(keys));
   report(true);
   LoadReport summary;

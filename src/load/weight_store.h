@@ -34,8 +34,8 @@ class WeightStore {
   friend class StoreBuilder;
   std::map<recipe::WeightKey, tensor::TensorRef> matrices_;
   std::map<recipe::WeightKey, std::vector<float>> vectors_;
-  std::vector<AlignedBytes> blocks_;  // one per layer: codes and plain scales
-  std::deque<codec::CsfTiles> csf_;   // compressed scales, one per matrix that has them
+  AlignedBytes block_;               // codes and plain scales of every layer
+  std::deque<codec::CsfTiles> csf_;  // compressed scales, one per matrix that has them
   int64_t bytes_ = 0;
 };
 

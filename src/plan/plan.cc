@@ -116,26 +116,18 @@ Result<PlannedWeight> plan_weight(const WeightKey& key, const Weight& weight,
 }
 
 int64_t staging_bytes(const recipe::Recipe& recipe, const PrecisionPlan& plan) {
-  // A task holds one chunk of codes and, while it checks them, the weight's whole scale plane.
-  std::vector<int64_t> tasks;
+  // Every thread keeps a buffer for the largest chunk of codes and holds one weight's whole scale
+  // plane; a stored compressed plane is read and decoded, so both are held for a moment.
+  int64_t codes = 0, scales = 0;
   for (const auto& [key, planned] : plan.weights) {
+    if (is_vector(key.role)) continue;
     const Weight& weight = source_weight(recipe, key);
-    const int64_t row_bytes = formats::code_row_bytes(weight.meta.format, weight.meta.cols);
-    // A stored compressed plane is read and decoded: both are held for a moment.
-    const int64_t scales = is_vector(key.role) ? 0 : formats::scale_plane_bytes(weight.meta);
-    const int64_t chunk = planned.chunk_rows * row_bytes + scales +
-                          (weight.stored_csf() ? weight.stored_scale_bytes() : 0);
-    const int64_t chunks = (weight.meta.rows + planned.chunk_rows - 1) / planned.chunk_rows;
-    // Several threads may work on one weight: it counts as often as it has chunks.
-    for (int64_t i = 0; i < std::min<int64_t>(chunks, plan.options.threads); ++i) {
-      tasks.push_back(chunk);
-    }
+    codes = std::max(
+        codes, planned.chunk_rows * formats::code_row_bytes(weight.meta.format, weight.meta.cols));
+    scales = std::max(scales, formats::scale_plane_bytes(weight.meta) +
+                                  (weight.stored_csf() ? weight.stored_scale_bytes() : 0));
   }
-  std::sort(tasks.rbegin(), tasks.rend());
-  const size_t parallel = std::min(tasks.size(), static_cast<size_t>(plan.options.threads));
-  int64_t sum = 0;
-  for (size_t i = 0; i < parallel; ++i) sum += tasks[i];
-  return sum;
+  return plan.options.threads * (codes + scales);
 }
 
 std::vector<ExpertGroup> expert_groups(const recipe::Recipe& recipe) {
