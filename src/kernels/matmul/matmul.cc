@@ -48,7 +48,7 @@ class Matmul {
     if (shared) pack(0, 0);
 
     const int64_t cost = tile_cost(k_, block_rows_);
-    const int64_t chunks = task_count(tiles_, cost * row_blocks, threads, row_blocks);
+    const int64_t chunks = task_count(tiles_, cost * row_blocks, threads, rows_, row_blocks);
     auto body = [&](int64_t task, int worker) {
       const int64_t block = task / chunks;
       const int slot = shared ? 0 : worker;
