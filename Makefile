@@ -31,8 +31,8 @@ unit:
 
 # Address and undefined-behaviour sanitizers over what reads untrusted bytes or owns memory, thread
 # sanitizer over what has threads.
-ASAN_TESTS := base_test|element_test|quantize_test|block_format_test|checkpoint_test|recipe_test|config_test|csf|tokenizer_test|chat_template_test|sampler_test|scheduler_test|loader_test
-TSAN_TESTS := base_test|engine_test|loader_test
+ASAN_TESTS := ^(base|element|block_format|safetensors_header|checkpoint_index|checkpoint_writer|config|recipe_dialects|csf_cut|csf_tile16|tokenizer|chat_template|stream|sampler|scheduler|loader|verify)_test$$
+TSAN_TESTS := ^(base|engine)_test$$
 sanitize:
 	cmake --preset asan
 	scripts/build_tests.sh build/asan '$(ASAN_TESTS)' $(JOBS)
