@@ -1,5 +1,5 @@
-// The JSON type's name alone, for headers that pass it by reference: parsing the library's full header
-// costs seconds in every file that includes it.
+// The JSON type's name alone, for headers that pass it by reference: parsing the library's full
+// header costs seconds in every file that includes it.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
