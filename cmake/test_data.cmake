@@ -1,0 +1,17 @@
+# tests/data/vectors and tests/data/fixtures travel as archives (19 MB of tensors that compress to 8);
+# configuring unpacks them where the tests look. scripts/pack_test_data.sh writes the archives.
+foreach(name vectors fixtures)
+  set(archive ${CMAKE_SOURCE_DIR}/tests/data/${name}.tar.xz)
+  set(stamp ${CMAKE_SOURCE_DIR}/tests/data/${name}/.unpacked)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${archive})
+  file(SHA256 ${archive} hash)
+  set(unpacked "")
+  if(EXISTS ${stamp})
+    file(READ ${stamp} unpacked)
+  endif()
+  if(NOT unpacked STREQUAL hash)
+    file(REMOVE_RECURSE ${CMAKE_SOURCE_DIR}/tests/data/${name})
+    file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${CMAKE_SOURCE_DIR}/tests/data)
+    file(WRITE ${stamp} ${hash})
+  endif()
+endforeach()
