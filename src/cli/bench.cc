@@ -1,6 +1,7 @@
 // nibble bench DIR: prompt processing (pp) and token generation (tg) as llama-bench times them: pp
 // is one prompt of n random ids, tg is n single-token steps on an (almost) empty context, no
-// sampling filters. One warm-up run of each is dropped.
+// sampling filters. One warm-up run of each is dropped. Several --scales are run in turn, so that a
+// machine whose speed drifts treats them alike.
 #include <chrono>
 #include <cmath>
 #include <iomanip>
@@ -18,12 +19,13 @@ namespace {
 struct Options {
   ModelOptions model;
   std::vector<int64_t> prompts = {512}, generations = {128}, threads = {0};
+  std::vector<std::string> scales = {"plain"};
   int repeats = 5;
   bool json = false;
 };
 
 struct Measurement {
-  std::string test;
+  std::string test, scales;
   int64_t threads = 0;
   std::vector<double> tokens_per_second;
 };
@@ -92,6 +94,7 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
                       {"isa", isa},
                       {"activations", options.model.activations},
                       {"test", m.test},
+                      {"scales", m.scales},
                       {"threads", m.threads},
                       {"tokens_per_second", m.tokens_per_second},
                       {"mean", mean_of(m.tokens_per_second)},
@@ -103,13 +106,17 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
     out << json_dump(list, 2) << '\n';
     return;
   }
-  out << "| model | isa | activations | threads | test | t/s (mean ± sd) | median |\n"
-      << "|---|---|---|---:|---:|---:|---:|\n"
-      << std::fixed << std::setprecision(2);
+  out << "| model | isa | activations | scales | threads | test | t/s (mean ± sd) | median | of "
+      << options.scales[0] << " |\n|---|---|---|---|---:|---:|---:|---:|---:|\n"
+      << std::fixed;
+  double first = 0;  // median of the same test with the first of --scales
   for (const Measurement& m : results) {
-    out << "| " << options.model.directory << " | " << isa << " | " << options.model.activations
-        << " | " << m.threads << " | " << m.test << " | " << mean_of(m.tokens_per_second) << " ± "
-        << deviation_of(m.tokens_per_second) << " | " << median_of(m.tokens_per_second) << " |\n";
+    const double median = median_of(m.tokens_per_second);
+    if (m.scales == options.scales[0]) first = median;
+    out << std::setprecision(2) << "| " << options.model.directory << " | " << isa << " | "
+        << options.model.activations << " | " << m.scales << " | " << m.threads << " | " << m.test
+        << " | " << mean_of(m.tokens_per_second) << " ± " << deviation_of(m.tokens_per_second)
+        << " | " << median << " | " << std::setprecision(3) << median / first << " |\n";
   }
   out << "\npeak resident set " << bytes_text(peak_rss_bytes()) << ", nibble " << NIBBLE_VERSION
       << '\n';
@@ -119,21 +126,30 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
   std::vector<Measurement> results;
   NIBBLE_TRY(const device::Isa isa, device::choose_isa());
   for (const int64_t threads : options.threads) {
-    ModelOptions model = options.model;
-    model.threads = static_cast<int>(threads);
-    runtime::EngineOptions engine_options;
-    engine_options.max_sequences = 1;
-    NIBBLE_TRY(const std::unique_ptr<runtime::Engine> engine,
-               open_engine(model, engine_options, err));
+    std::vector<std::unique_ptr<runtime::Engine>> engines;  // one for each of --scales
+    for (const std::string& scales : options.scales) {
+      ModelOptions model = options.model;
+      model.threads = static_cast<int>(threads);
+      model.scales = scales;
+      runtime::EngineOptions engine_options;
+      engine_options.max_sequences = 1;
+      NIBBLE_TRY(std::unique_ptr<runtime::Engine> engine, open_engine(model, engine_options, err));
+      engines.push_back(std::move(engine));
+    }
     const auto add = [&](const std::string& test, int64_t prompt,
                          int64_t generate) -> Result<void> {
-      Measurement m{test, engine->options().threads, {}};
-      for (int i = -1; i < options.repeats; ++i) {  // -1 warms up
-        NIBBLE_TRY(const double speed,
-                   measure(*engine, prompt, generate, static_cast<uint64_t>(i + 1)));
-        if (i >= 0) m.tokens_per_second.push_back(speed);
+      std::vector<Measurement> list;
+      for (const std::string& scales : options.scales) {
+        list.push_back({test, scales, engines[0]->options().threads, {}});
       }
-      results.push_back(std::move(m));
+      for (int i = -1; i < options.repeats; ++i) {  // -1 warms up
+        for (size_t e = 0; e < engines.size(); ++e) {
+          NIBBLE_TRY(const double speed,
+                     measure(*engines[e], prompt, generate, static_cast<uint64_t>(i + 1)));
+          if (i >= 0) list[e].tokens_per_second.push_back(speed);
+        }
+      }
+      for (Measurement& m : list) results.push_back(std::move(m));
       return {};
     };
     for (const int64_t n : options.prompts) {
@@ -160,7 +176,8 @@ RunFn add_bench(CLI::App& app) {
   app.add_option("-t,--threads", options->threads, "thread counts to try (0: all)")->delimiter(',');
   app.add_option("--activations", options->model.activations, "what products are computed with")
       ->check(CLI::IsMember({"f32", "bf16"}));
-  app.add_option("--scales", options->model.scales, "plain, or losslessly compressed")
+  app.add_option("--scales", options->scales, "plain, csf (losslessly compressed), or both in turn")
+      ->delimiter(',')
       ->check(CLI::IsMember({"plain", "csf"}));
   app.add_flag("--json", options->json, "machine-readable output");
   app.add_flag("-q,--quiet", options->model.quiet, "no plan lines on stderr");

@@ -3,6 +3,7 @@ set(matmul_sources repack/repack.cc matmul/matmul.cc moe/expert_groups.cc moe/mo
 macro(nibble_matmul_tests)
   nibble_test(repack/repack_test.cc DEPS kernels)
   nibble_test(matmul/matmul_test.cc DEPS kernels)
+  nibble_test(matmul/csf_scales_test.cc DEPS kernels)
   nibble_test(moe/moe_test.cc DEPS kernels)
   nibble_bench(matmul/matmul_bench.cc DEPS kernels)
   nibble_bench(matmul/scales_bench.cc DEPS kernels)

@@ -28,7 +28,11 @@ class TileMatrix {
     code_bytes_ = tile_code_bytes(w.view);
     scale_bytes_ = tile_scale_bytes(w.view);
     compressed_ = w.scale_encoding == tensor::ScaleEncoding::kCsf;
-    if (compressed_) csf_row_fn_ = ops.csf_row_fn(w.view, kind_ == PackKind::kBf16);
+    if (compressed_) {
+      csf_row_fn_ = ops.csf_row_fn(w.view, kind_ == PackKind::kBf16);
+      const codec::CsfTile any = csf_tile(0);
+      slab_bytes_ = codec::csf_slab_bytes(any.kind, any.cols);
+    }
   }
 
   /// The activations this matrix multiplies with. FP32 weights (and F16 ones, widened) keep FP32.
@@ -55,7 +59,15 @@ class TileMatrix {
     args.x_block_stride = x_block_stride;
     args.rows = rows;
     args.sums = sums;
-    if (compressed_) return run_compressed(tile, args);
+    if (compressed_) {
+      const codec::CsfTile csf = csf_tile(tile);
+      if (rows > 1 || csf_row_fn_ == nullptr) return run_decoded(csf, args);
+      // One row reads the stream as it goes.
+      args.scales = reinterpret_cast<const std::byte*>(csf.fixed);
+      args.exceptions = csf.exceptions;
+      args.exceptions_end = csf.exceptions + csf.exception_count;
+      return csf_row_fn_(args);
+    }
     args.scales = view_->scales + tile * scale_bytes_;
     fn_(args);
   }
@@ -66,23 +78,16 @@ class TileMatrix {
     codec::CsfTile csf;
     csf.kind = nvfp4 ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4;
     csf.cols = view_->cols / (nvfp4 ? 16 : 32);
-    csf.fixed = reinterpret_cast<const uint8_t*>(view_->scales) +
-                tile * codec::csf_slab_bytes(csf.kind, csf.cols);
-    csf.exceptions = ref_->exceptions + ref_->exception_begin[tile];
-    csf.exception_count = ref_->exception_begin[tile + 1] - ref_->exception_begin[tile];
+    csf.fixed = reinterpret_cast<const uint8_t*>(view_->scales) + tile * slab_bytes_;
+    const uint32_t begin = ref_->exception_begin[tile];
+    csf.exceptions = ref_->exceptions + begin;
+    csf.exception_count = ref_->exception_begin[tile + 1] - begin;
     return csf;
   }
 
-  /// Reads the stream as it goes (one row) or decodes this tile's scales, exceptions and all, and
-  /// goes on as with plain ones. The scales have the same bits, so the sums have.
-  [[gnu::noinline]] void run_compressed(int64_t tile, TileArgs& args) const {
-    const codec::CsfTile csf = csf_tile(tile);
-    if (args.rows == 1 && csf_row_fn_ != nullptr) {
-      args.scales = reinterpret_cast<const std::byte*>(csf.fixed);
-      args.exceptions = csf.exceptions;
-      args.exceptions_end = csf.exceptions + csf.exception_count;
-      return csf_row_fn_(args);
-    }
+  /// Decodes this tile's scales, exceptions and all, and goes on as with plain ones. The scales
+  /// have the same bits, so the sums have. Not inlined: its frame is large.
+  [[gnu::noinline]] void run_decoded(const codec::CsfTile& csf, TileArgs& args) const {
     alignas(64) uint8_t scales[csf_scratch_bytes];
     codec::decode_csf_tile(csf, scales);
     args.scales = reinterpret_cast<const std::byte*>(scales);
@@ -95,7 +100,7 @@ class TileMatrix {
   bool compressed_ = false;
   PackKind kind_;
   TileFn fn_ = nullptr, csf_row_fn_ = nullptr;
-  int64_t code_bytes_ = 0, scale_bytes_ = 0;
+  int64_t code_bytes_ = 0, scale_bytes_ = 0, slab_bytes_ = 0;
 };
 
 /// Rows of a row block for this k: their packed activations should stay in the L2 cache (half of

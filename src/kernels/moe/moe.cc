@@ -14,8 +14,9 @@ namespace nibble::kernels {
 namespace {
 
 // Output tiles of a down task: enough that an expert's rows are read few times, few enough that
-// the scratch [pairs][tiles * 16] stays small.
+// the scratch [pairs][tiles * 16] stays small. Few tokens stream the weights: two tasks a thread.
 constexpr int64_t kMaxDownTiles = 16;
+constexpr int64_t kStreamingDownTasks = 2;
 
 const MlpOps& mlp_ops_of(device::Isa isa) {
 #define NIBBLE_PICK_MLP_OPS(ns, value) \
@@ -25,7 +26,10 @@ const MlpOps& mlp_ops_of(device::Isa isa) {
   NIBBLE_CHECK(false, "ISA ", device::isa_name(isa), " is not in this build");
 }
 
-int64_t down_tiles_per_task(int64_t hidden, int threads) {
+int64_t down_tiles_per_task(int64_t hidden, int threads, int64_t tokens) {
+  if (tokens < kStreamingRows) {
+    return ceil_div(tile_count(hidden), threads == 1 ? 1 : threads * kStreamingDownTasks);
+  }
   return std::clamp<int64_t>(ceil_div(tile_count(hidden), threads * kTasksPerThread), 1,
                              kMaxDownTiles);
 }
@@ -172,15 +176,23 @@ class Moe {
       m.run(tile, packed.kinds[static_cast<int>(m.pack_kind())],
             rows * packed_row_bytes(m.pack_kind()), rows, sums);
     };
-    for (int64_t tile = begin; tile < end; ++tile) {
-      product(gate, tile, gate_sums);
-      product(up, tile, up_sums);
-      const int64_t n = tile * kTileRows;
-      std::byte* out = h + tile / 2 * rows * h_row + tile % 2 * (h_row / 2);
-      mlp_ops_.activate(a_.mlp, gate_sums, up_sums, rows,
-                        e.ref->gate_bias != nullptr ? e.ref->gate_bias + n : nullptr,
-                        e.ref->up_bias != nullptr ? e.ref->up_bias + n : nullptr, gate.lanes(tile),
-                        h_kind, out);
+    // As many tiles of gate, then of up, as the sums have room for: few rows stream the weights,
+    // and one long stream is faster than two in turn.
+    const int64_t run = rows < kStreamingRows ? kMaxRowBlock / rows : 1;
+    for (int64_t first = begin; first < end; first += run) {
+      const int64_t last = std::min(first + run, end);
+      const auto sums_of = [&](float* sums, int64_t tile) {
+        return sums + (tile - first) * rows * kTileRows;
+      };
+      for (int64_t t = first; t < last; ++t) product(gate, t, sums_of(gate_sums, t));
+      for (int64_t t = first; t < last; ++t) product(up, t, sums_of(up_sums, t));
+      for (int64_t t = first; t < last; ++t) {
+        const int64_t n = t * kTileRows;
+        mlp_ops_.activate(a_.mlp, sums_of(gate_sums, t), sums_of(up_sums, t), rows,
+                          e.ref->gate_bias != nullptr ? e.ref->gate_bias + n : nullptr,
+                          e.ref->up_bias != nullptr ? e.ref->up_bias + n : nullptr, gate.lanes(t),
+                          h_kind, h + t / 2 * rows * h_row + t % 2 * (h_row / 2));
+      }
     }
     if (end == gate.tiles() && end % 2 != 0) {  // the other half of the last block of 32
       std::byte* out = h + end / 2 * rows * h_row + h_row / 2;
@@ -199,7 +211,7 @@ class Moe {
 
   void run_down() {
     const int64_t tiles = tile_count(a_.hidden);
-    const int64_t per_task = down_tiles_per_task(a_.hidden, threads_);
+    const int64_t per_task = down_tiles_per_task(a_.hidden, threads_, a_.tokens);
     const int64_t stride = per_task * kTileRows;
     WorkspaceScope scope(*exec_.workspace);
     float* d = exec_.workspace->take<float>(threads_ * groups_.pairs * stride);
@@ -271,8 +283,12 @@ int64_t moe_workspace_bytes(int64_t tokens, int64_t hidden, int64_t max_intermed
   const int64_t packed_rows =  // two kinds at most
       2 * Workspace::bytes_for<std::byte>(rows * block_count(hidden) * 128);
   const int64_t up = Workspace::bytes_for<PackedX>(slots) + slots * packed_rows;
-  const int64_t down = Workspace::bytes_for<float>(
-      threads * pairs * down_tiles_per_task(hidden, threads) * kTileRows);
+  const auto down_bytes = [&](int64_t t) {
+    return Workspace::bytes_for<float>(threads * t * (top_k + 1) *
+                                       down_tiles_per_task(hidden, threads, t) * kTileRows);
+  };
+  const int64_t down =
+      std::max(down_bytes(tokens), down_bytes(std::min(tokens, kStreamingRows - 1)));
   return expert_groups_bytes(tokens, top_k, experts) + Workspace::bytes_for<UpWork>(experts + 1) +
          Workspace::bytes_for<std::byte>(pairs * block_count(max_intermediate) * 128) +
          std::max(up, down);

@@ -47,7 +47,8 @@ struct MoeArgs {
 /// of ids, then the shared expert, FP32. A row's result does not depend on the other rows or on
 /// threads.
 void moe(const Exec& exec, const MoeArgs& args);
-/// max_intermediate: the largest intermediate size of any expert, the shared one included.
+/// For up to `tokens` tokens. max_intermediate: the largest intermediate size of any expert, the
+/// shared one included.
 int64_t moe_workspace_bytes(int64_t tokens, int64_t hidden, int64_t max_intermediate, int64_t top_k,
                             int64_t experts, int threads);
 
