@@ -60,13 +60,28 @@ uint32_t swap_middle(uint32_t x) {
 // One block of one row: `bytes` of row codes (fewer than a whole block at the tail) to the lane's
 // dwords, and back.
 
-void put_nibbles(const std::byte* row, int64_t bytes, std::byte* block, int64_t lane) {
+uint32_t as_stored(uint32_t x) { return x; }  // BF16 pairs and FP32
+
+template <uint32_t (*kTurn)(uint32_t)>
+void put_dwords(const std::byte* row, int64_t bytes, std::byte* block, int64_t lane) {
   for (int64_t line = 0; line * 4 < bytes; ++line) {
     uint32_t word = 0;
     std::memcpy(&word, row + line * 4, static_cast<size_t>(std::min<int64_t>(4, bytes - line * 4)));
-    write(dword_at(block, line, lane), split_nibbles(word));
+    write(dword_at(block, line, lane), kTurn(word));
   }
 }
+/// The same for all sixteen rows of a whole block of `lines` dwords: what nearly all of a load is.
+template <uint32_t (*kTurn)(uint32_t)>
+void put_dword_lines(const std::byte* rows, int64_t row_bytes, int64_t lines, std::byte* block) {
+  for (int64_t line = 0; line < lines; ++line) {
+    uint32_t words[kTileRows];
+    for (int64_t i = 0; i < kTileRows; ++i)
+      words[i] = read<uint32_t>(rows + i * row_bytes + line * 4);
+    for (uint32_t& word : words) word = kTurn(word);
+    std::memcpy(block + line * kLineBytes, words, kLineBytes);
+  }
+}
+
 void get_nibbles(const std::byte* block, int64_t lane, std::byte* row, int64_t bytes) {
   for (int64_t line = 0; line * 4 < bytes; ++line) {
     const uint32_t word = join_nibbles(read<uint32_t>(dword_at(block, line, lane)));
@@ -74,13 +89,6 @@ void get_nibbles(const std::byte* block, int64_t lane, std::byte* row, int64_t b
   }
 }
 
-void put_bytes(const std::byte* row, int64_t bytes, std::byte* block, int64_t lane) {
-  for (int64_t line = 0; line * 4 < bytes; ++line) {
-    uint32_t word = 0;
-    std::memcpy(&word, row + line * 4, static_cast<size_t>(std::min<int64_t>(4, bytes - line * 4)));
-    write(dword_at(block, line, lane), swap_middle(word));
-  }
-}
 void get_bytes(const std::byte* block, int64_t lane, std::byte* row, int64_t bytes) {
   for (int64_t line = 0; line * 4 < bytes; ++line) {
     const uint32_t word = swap_middle(read<uint32_t>(dword_at(block, line, lane)));
@@ -88,13 +96,6 @@ void get_bytes(const std::byte* block, int64_t lane, std::byte* row, int64_t byt
   }
 }
 
-/// BF16 pairs and FP32: dwords as they stand.
-void put_dwords(const std::byte* row, int64_t bytes, std::byte* block, int64_t lane) {
-  for (int64_t line = 0; line * 4 < bytes; ++line) {
-    std::memcpy(dword_at(block, line, lane), row + line * 4,
-                static_cast<size_t>(std::min<int64_t>(4, bytes - line * 4)));
-  }
-}
 void get_dwords(const std::byte* block, int64_t lane, std::byte* row, int64_t bytes) {
   for (int64_t line = 0; line * 4 < bytes; ++line) {
     std::memcpy(row + line * 4, dword_at(block, line, lane),
@@ -148,23 +149,26 @@ void get_nf3(const std::byte* block, int64_t lane, std::byte* row, int64_t bytes
   }
 }
 
-using PutFn = void (*)(const std::byte*, int64_t, std::byte*, int64_t);
-using GetFn = void (*)(const std::byte*, int64_t, std::byte*, int64_t);
+/// How rows of a format enter a block: one lane, and if the format is made of dwords, all sixteen.
+struct Put {
+  void (*lane)(const std::byte* row, int64_t bytes, std::byte* block, int64_t lane);
+  void (*lines)(const std::byte* rows, int64_t row_bytes, int64_t lines, std::byte* block);
+};
 
-PutFn put_fn(FormatId format) {
+Put put_of(FormatId format) {
   switch (format) {
     case FormatId::kNvfp4:
-    case FormatId::kMxfp4: return put_nibbles;
-    case FormatId::kNf3: return put_nf3;
+    case FormatId::kMxfp4: return {put_dwords<split_nibbles>, put_dword_lines<split_nibbles>};
+    case FormatId::kNf3: return {put_nf3, nullptr};
     case FormatId::kF32:
-    case FormatId::kBf16: return put_dwords;
-    case FormatId::kF16: return put_halves_as_f32;
+    case FormatId::kBf16: return {put_dwords<as_stored>, put_dword_lines<as_stored>};
+    case FormatId::kF16: return {put_halves_as_f32, nullptr};
     case FormatId::kMxfp8:
     case FormatId::kFp8Block:
     case FormatId::kFp8Channel:
-    case FormatId::kFp8Tensor: return put_bytes;
+    case FormatId::kFp8Tensor: return {put_dwords<swap_middle>, put_dword_lines<swap_middle>};
   }
-  return nullptr;
+  return {};
 }
 
 void get_block(FormatId format, const std::byte* block, int64_t lane, std::byte* row,
@@ -268,7 +272,7 @@ Result<tensor::TensorRef> repack_tile16(const MatrixView& src, std::span<std::by
   const int64_t src_block = kBlockCols * formats::block_format(src.format).code_bits / 8;
   const int64_t dst_block = tile_block_bytes(src.format);
   const int64_t tile_bytes = tile_code_bytes(src);
-  const PutFn put = put_fn(src.format);
+  const Put put = put_of(src.format);
   for (int64_t tile = 0; tile < tile_count(src.rows); ++tile) {
     std::byte* out = codes.data() + tile * tile_bytes;
     const int64_t lanes = std::min(kTileRows, src.rows - tile * kTileRows);
@@ -278,11 +282,15 @@ Result<tensor::TensorRef> repack_tile16(const MatrixView& src, std::span<std::by
     } else {
       std::memset(out + tile_bytes - dst_block, 0, static_cast<size_t>(dst_block));
     }
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      const std::byte* row = src.codes + (tile * kTileRows + lane) * row_bytes;
-      for (int64_t b = 0; b * src_block < row_bytes; ++b) {
-        put(row + b * src_block, std::min(src_block, row_bytes - b * src_block),
-            out + b * dst_block, lane);
+    const std::byte* rows = src.codes + tile * kTileRows * row_bytes;
+    for (int64_t b = 0; b * src_block < row_bytes; ++b) {
+      const int64_t bytes = std::min(src_block, row_bytes - b * src_block);
+      if (lanes == kTileRows && bytes == src_block && put.lines != nullptr) {
+        put.lines(rows + b * src_block, row_bytes, src_block / 4, out + b * dst_block);
+        continue;
+      }
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        put.lane(rows + lane * row_bytes + b * src_block, bytes, out + b * dst_block, lane);
       }
     }
   }
