@@ -63,8 +63,8 @@ class Glm4Moe final : public Model {
   int64_t workspace_bytes(int64_t max_rows, int64_t max_logit_rows, int threads) const override {
     return glm4_moe_workspace_bytes(config_, max_rows, max_logit_rows, threads);
   }
-  void forward(const Exec& exec, const StepInput& input, const kernels::KvPages& pages,
-               const StepOutput& output) const override;
+  Result<void> forward(const Exec& exec, const StepInput& input, const kernels::KvPages& pages,
+                       const StepOutput& output) override;
 
  private:
   Layer bind_layer(int32_t index) const;
@@ -242,8 +242,8 @@ void Glm4Moe::head(const Exec& exec, const StepInput& input, const float* residu
   kernels::matmul(exec, normed, hidden, wanted, job);
 }
 
-void Glm4Moe::forward(const Exec& exec, const StepInput& input, const kernels::KvPages& pages,
-                      const StepOutput& output) const {
+Result<void> Glm4Moe::forward(const Exec& exec, const StepInput& input,
+                              const kernels::KvPages& pages, const StepOutput& output) {
   const int64_t rows = static_cast<int64_t>(input.tokens.size());
   const int64_t hidden = config_.hidden_size;
   const int64_t layers = static_cast<int64_t>(layers_.size());
@@ -277,6 +277,7 @@ void Glm4Moe::forward(const Exec& exec, const StepInput& input, const kernels::K
   }
   tap(layers);
   head(exec, input, residual, delta, output);
+  return {};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/result.h"
+#include "device/memory.h"
 #include "kernels/attention/kv_pages.h"
 #include "kernels/exec.h"
 #include "load/weight_store.h"
@@ -13,11 +14,24 @@
 
 namespace nibble::model {
 
+/// How one token is drawn from one row of logits; the meaning is runtime/sampler.h's, without
+/// penalties.
+struct RowSampling {
+  float temperature = 0.0f;  // 0: greedy, lowest id among equals
+  float top_p = 1.0f;        // 1: off
+  float min_p = 0.0f;        // 0: off
+  int32_t top_k = 0;         // 0: off
+  uint64_t seed = 0;
+  uint64_t draw = 0;  // number of the draw under this seed
+};
+
 /// One ragged batch: rows of prefill chunks and decode rows mixed.
 struct StepInput {
   std::span<const int32_t> tokens;                   // [rows], each in [0, vocab)
   std::span<const kernels::SequenceRows> sequences;  // cover the rows in order, without gaps
   std::span<const int32_t> logit_rows;               // rows whose logits are wanted, ascending
+  /// Empty, or how the token after each of logit_rows is drawn: only for models that sample().
+  std::span<const RowSampling> sampling;
 };
 /// What an inspection of the inside wants beside the logits, for every row of the step; any may be
 /// null. Copies only: the computation does not change.
@@ -27,22 +41,42 @@ struct StepTaps {
   float* topk_weights = nullptr;  // beside topk_ids
 };
 struct StepOutput {
-  float* logits = nullptr;        // [logit_rows.size(), vocab]
+  float* logits = nullptr;        // [logit_rows.size(), vocab], or null if tokens are drawn
   float* final_hidden = nullptr;  // [logit_rows.size(), hidden] after the final norm, or null
+  int32_t* tokens = nullptr;  // [logit_rows.size()] if input.sampling is given; -1: no distribution
+  float* logprobs = nullptr;  // beside tokens, of the unfiltered distribution
   StepTaps taps;
 };
+
+/// What forward() must be ready for.
+struct StepLimits {
+  int64_t max_rows = 0, max_logit_rows = 0, max_sequences = 0, max_context = 0;
+};
+/// Where a model computes; its pages lie there, its inputs and outputs always on the host.
+enum class Place : uint8_t { kHost, kCuda };
 
 class Model {
  public:
   virtual ~Model() = default;
   virtual const recipe::ModelConfig& config() const = 0;
+  virtual Place place() const { return Place::kHost; }
   /// Pages of this shape are what forward() wants.
   virtual kernels::KvGeometry kv_geometry(kernels::Activations activations) const = 0;
+  /// Memory for them. Errors: kResourceExhausted.
+  virtual Result<device::Memory> allocate_pages(int64_t bytes) {
+    return device::Memory::host(bytes);
+  }
+  /// Host scratch that forward() takes from exec.workspace.
   virtual int64_t workspace_bytes(int64_t max_rows, int64_t max_logit_rows, int threads) const = 0;
-  /// No allocation, lock or global. A row's logits do not depend on the other rows, on how its
-  /// sequence was cut into steps, or on threads.
-  virtual void forward(const kernels::Exec& exec, const StepInput& input,
-                       const kernels::KvPages& pages, const StepOutput& output) const = 0;
+  /// Called once before the first forward(): takes whatever else steps of these extents need.
+  virtual Result<void> prepare(const StepLimits&) { return {}; }
+  /// Whether forward() can draw tokens (StepInput::sampling).
+  virtual bool samples() const { return false; }
+  /// One step; the outputs are on the host when it returns. No lock, no global; one step at a time.
+  /// A row's logits do not depend on the other rows, on how its sequence was cut into steps, or on
+  /// threads. Errors: kDeviceLost (a GPU failed: no further step can run).
+  virtual Result<void> forward(const kernels::Exec& exec, const StepInput& input,
+                               const kernels::KvPages& pages, const StepOutput& output) = 0;
 };
 
 /// Scratch that forward() takes at most for steps of these extents. From the config alone, so that

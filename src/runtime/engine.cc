@@ -50,6 +50,7 @@ class EngineImpl final : public Engine {
   bool take_events();  // false: stop
   void step();
   void build(const std::vector<BatchItem>& batch);
+  bool model_draws(const std::vector<BatchItem>& batch);
   void pick_tokens(const std::vector<BatchItem>& batch);
   void report(const std::vector<BatchItem>& batch);
   void report_prompt(const BatchItem& item, const Active& active, int64_t logit_row);
@@ -77,6 +78,9 @@ class EngineImpl final : public Engine {
 
   // One step's arrays, reused.
   std::vector<int32_t> tokens_, logit_rows_;
+  std::vector<model::RowSampling> sampling_;  // empty: tokens are drawn here
+  std::vector<int32_t> drawn_tokens_;         // [max_logit_rows], by the model
+  std::vector<float> drawn_logprobs_;
   bool wants_hidden_ = false;
   std::vector<kernels::SequenceRows> sequences_;
   std::vector<Pick> picks_;
@@ -114,6 +118,8 @@ EngineImpl::EngineImpl(std::unique_ptr<model::Model> model, const EngineOptions&
                   .max_sequences = options.max_sequences,
                   .max_batch_tokens = options.max_batch_tokens,
                   .max_logit_rows = options.max_logit_rows}),
+      drawn_tokens_(static_cast<size_t>(options.max_logit_rows)),
+      drawn_logprobs_(static_cast<size_t>(options.max_logit_rows)),
       scratch_(static_cast<size_t>(pool_.threads())) {
   publish_locked();
   thread_ = std::thread([this] { loop(); });
@@ -233,9 +239,21 @@ void EngineImpl::step() {
   input.sequences = sequences_;
   input.logit_rows = logit_rows_;
   model::StepOutput output;
-  output.logits = logits_;
-  output.final_hidden = wants_hidden_ ? hidden_ : nullptr;
-  model_->forward(exec_, input, memory_.pages, output);
+  if (model_draws(batch)) {
+    input.sampling = sampling_;
+    output.tokens = drawn_tokens_.data();
+    output.logprobs = drawn_logprobs_.data();
+  } else {
+    output.logits = logits_;
+    output.final_hidden = wants_hidden_ ? hidden_ : nullptr;
+  }
+  if (Result<void> done = model_->forward(exec_, input, memory_.pages, output); !done) {
+    // The device is lost: nobody's pages can be trusted. Later requests meet the same error.
+    while (!active_.empty()) {
+      finish(active_.begin()->first, FinishReason::kError, done.error().message());
+    }
+    return;
+  }
   pick_tokens(batch);
   {
     std::lock_guard lock(mutex_);
@@ -269,6 +287,30 @@ void EngineImpl::build(const std::vector<BatchItem>& batch) {
   }
 }
 
+/// Whether the model can draw every token of this step, so that no logits travel: nobody wants
+/// them, and no penalty needs a history. Fills sampling_.
+bool EngineImpl::model_draws(const std::vector<BatchItem>& batch) {
+  sampling_.clear();
+  if (!model_->samples() || wants_hidden_) return false;
+  for (const BatchItem& item : batch) {
+    if (item.logit_rows == 0) continue;
+    const Active& active = *active_.at(item.id);
+    const SamplingParams& p = active.request.sampling;
+    if (!item.samples || item.logit_rows != 1 || p.repetition_penalty != 1.0f ||
+        p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f) {
+      sampling_.clear();
+      return false;
+    }
+    sampling_.push_back({.temperature = p.temperature,
+                         .top_p = p.top_p,
+                         .min_p = p.min_p,
+                         .top_k = p.top_k,
+                         .seed = p.seed,
+                         .draw = active.output.size()});
+  }
+  return !sampling_.empty();
+}
+
 /// Samples every token that is due, the rows in parallel, and counts the step.
 void EngineImpl::pick_tokens(const std::vector<BatchItem>& batch) {
   picks_.clear();
@@ -280,8 +322,14 @@ void EngineImpl::pick_tokens(const std::vector<BatchItem>& batch) {
       picks_.push_back({.active = &active, .logit_row = logit_row - 1, .sampled = {}});
     if (active.output.empty()) prompt_tokens_ += item.rows;  // else it decodes
   }
+  const bool drawn = !sampling_.empty();
   pool_.parallel_for(static_cast<int64_t>(picks_.size()), [&](int64_t task, int worker) {
     Pick& pick = picks_[static_cast<size_t>(task)];
+    if (drawn) {
+      const auto row = static_cast<size_t>(pick.logit_row);
+      pick.sampled = {.token = drawn_tokens_[row], .logprob = drawn_logprobs_[row]};
+      return;
+    }
     const Active& active = *pick.active;
     pick.sampled = sample(logits_row(pick.logit_row), active.request.prompt, active.output,
                           active.request.sampling, active.output.size(),
@@ -381,6 +429,10 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<model::Model> mod
   NIBBLE_CHECK(model != nullptr);
   NIBBLE_TRY(const EngineOptions resolved, resolve_options(*model, options));
   NIBBLE_TRY(const device::Isa isa, device::choose_isa());
+  NIBBLE_TRY(model->prepare({.max_rows = resolved.max_batch_tokens,
+                             .max_logit_rows = resolved.max_logit_rows,
+                             .max_sequences = resolved.max_sequences,
+                             .max_context = resolved.max_context}));
   NIBBLE_TRY(EngineMemory memory, allocate_memory(*model, resolved));
   return std::unique_ptr<Engine>(
       std::make_unique<EngineImpl>(std::move(model), resolved, isa, std::move(memory)));

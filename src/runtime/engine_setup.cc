@@ -47,7 +47,7 @@ Result<EngineOptions> resolve_options(const model::Model& model, const EngineOpt
   return resolved;
 }
 
-Result<EngineMemory> allocate_memory(const model::Model& model, const EngineOptions& options) {
+Result<EngineMemory> allocate_memory(model::Model& model, const EngineOptions& options) {
   EngineMemory memory;
   memory.pages.geometry = model.kv_geometry(options.activations);
   memory.pages.pages = options.kv_tokens / memory.pages.geometry.page_tokens;
@@ -59,19 +59,21 @@ Result<EngineMemory> allocate_memory(const model::Model& model, const EngineOpti
       saturating_product(options.max_logit_rows, model.config().vocab_size * row_bytes);
   const int64_t hidden =
       saturating_product(options.max_logit_rows, model.config().hidden_size * row_bytes);
-  const int64_t all = saturating_sum(saturating_sum(kv, workspace), saturating_sum(logits, hidden));
-  const int64_t available = available_memory_bytes();
-  const std::string need =
-      cat("KV pages for ", options.kv_tokens, " positions (", kv, " bytes), workspace (", workspace,
-          ") and outputs (", saturating_sum(logits, hidden), ") need ", all, " bytes");
+  const int64_t host_kv = model.place() == model::Place::kHost ? kv : 0;
+  const int64_t all =
+      saturating_sum(saturating_sum(host_kv, workspace), saturating_sum(logits, hidden));
+  const int64_t available = device::available_memory_bytes();
+  const std::string need = cat(
+      "KV pages for ", options.kv_tokens, " positions (", kv, " bytes), workspace (", workspace,
+      ") and outputs (", saturating_sum(logits, hidden), ") need ", all, " bytes of host memory");
   if (available >= 0 && all > available) {
     return Error(Code::kResourceExhausted, cat(need, ", but ", available, " are available"));
   }
-  NIBBLE_TRY(memory.kv, MemoryBlock::allocate(kv), need);
-  NIBBLE_TRY(memory.workspace, MemoryBlock::allocate(workspace), need);
-  NIBBLE_TRY(memory.logits, MemoryBlock::allocate(logits), need);
-  NIBBLE_TRY(memory.hidden, MemoryBlock::allocate(hidden), need);
-  memory.pages.data = memory.kv.bytes().data();
+  NIBBLE_TRY(memory.kv, model.allocate_pages(kv), need);
+  NIBBLE_TRY(memory.workspace, device::Memory::host(workspace), need);
+  NIBBLE_TRY(memory.logits, device::Memory::host(logits), need);
+  NIBBLE_TRY(memory.hidden, device::Memory::host(hidden), need);
+  memory.pages.data = memory.kv.data();
   return memory;
 }
 

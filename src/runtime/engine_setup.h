@@ -3,10 +3,10 @@
 #pragma once
 
 #include "base/result.h"
+#include "device/memory.h"
 #include "kernels/attention/kv_pages.h"
 #include "model/model.h"
 #include "runtime/engine.h"
-#include "runtime/memory_block.h"
 
 namespace nibble::runtime {
 
@@ -15,14 +15,14 @@ Result<EngineOptions> resolve_options(const model::Model& model, const EngineOpt
 
 /// The engine's buffers, sized once by resolved options.
 struct EngineMemory {
-  MemoryBlock kv;         // [layers][pages][layer_page_bytes]
-  MemoryBlock workspace;  // what forward() asks for
-  MemoryBlock logits;     // [max_logit_rows, vocab] float
-  MemoryBlock hidden;     // [max_logit_rows, hidden_size] float
+  device::Memory kv;         // [layers][pages][layer_page_bytes], where the model wants it
+  device::Memory workspace;  // what forward() asks for
+  device::Memory logits;     // [max_logit_rows, vocab] float
+  device::Memory hidden;     // [max_logit_rows, hidden_size] float
   kernels::KvPages pages;
 };
 
 /// Errors: kResourceExhausted with the bytes of each part, their sum and what is available.
-Result<EngineMemory> allocate_memory(const model::Model& model, const EngineOptions& options);
+Result<EngineMemory> allocate_memory(model::Model& model, const EngineOptions& options);
 
 }  // namespace nibble::runtime

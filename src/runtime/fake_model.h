@@ -39,7 +39,7 @@ inline void fake_outputs(uint64_t hash, int32_t last, float* logits, float* hidd
   }
 }
 
-class FakeModel final : public model::Model {
+class FakeModel : public model::Model {
  public:
   /// on_forward runs on the engine's thread, before each step is computed.
   explicit FakeModel(std::function<void(const model::StepInput&)> on_forward = nullptr)
@@ -62,8 +62,8 @@ class FakeModel final : public model::Model {
     return kernels::Workspace::bytes_for<uint64_t>(max_rows);
   }
 
-  void forward(const kernels::Exec& exec, const model::StepInput& input,
-               const kernels::KvPages& pages, const model::StepOutput& output) const override {
+  Result<void> forward(const kernels::Exec& exec, const model::StepInput& input,
+                       const kernels::KvPages& pages, const model::StepOutput& output) override {
     if (on_forward_) on_forward_(input);
     kernels::WorkspaceScope scope(*exec.workspace);
     const int64_t rows = static_cast<int64_t>(input.tokens.size());
@@ -85,6 +85,7 @@ class FakeModel final : public model::Model {
                    output.logits + i * kFakeVocab,
                    output.final_hidden ? output.final_hidden + i * kFakeHidden : nullptr);
     });
+    return {};
   }
 
  private:

@@ -39,9 +39,12 @@ class LoadedModel {
       return;
     }
     report_ = loaded->report;
-    model_ = std::move(*model::make_model(recipe->config(), loaded->store));
-    workspace_.resize(static_cast<size_t>(model_->workspace_bytes(max_rows, max_rows, threads)) +
-                      64);
+    take(std::move(*model::make_model(recipe->config(), loaded->store)), max_rows);
+  }
+  /// A model that was loaded elsewhere, such as on a GPU.
+  LoadedModel(std::unique_ptr<model::Model> model, load::LoadReport report, int64_t max_rows = 512)
+      : pool_(1), activations_(kernels::Activations::kBf16), report_(std::move(report)) {
+    take(std::move(model), max_rows);
   }
   bool ok() const { return model_ != nullptr; }
   const model::Model& model() const { return *model_; }
@@ -80,6 +83,13 @@ class LoadedModel {
   }
 
  private:
+  void take(std::unique_ptr<model::Model> model, int64_t max_rows) {
+    model_ = std::move(model);
+    workspace_.resize(
+        static_cast<size_t>(model_->workspace_bytes(max_rows, max_rows, pool_.threads())) + 64);
+    model_->prepare({max_rows, max_rows, max_rows, model_->config().max_positions}).value();
+  }
+
   template <typename Chunk>
   void steps(const std::vector<std::vector<int32_t>>& prompts, Chunk chunk,
              std::vector<std::vector<float>>& logits, model::StepTaps taps) {
@@ -97,9 +107,9 @@ class LoadedModel {
       tables.push_back(table);
     }
     pages.pages = next_page;
-    load::AlignedBytes data = load::allocate_aligned(pages.geometry.layers * pages.pages *
-                                                     pages.geometry.layer_page_bytes());
-    pages.data = data.get();
+    const device::Memory data = std::move(*model_->allocate_pages(
+        pages.geometry.layers * pages.pages * pages.geometry.layer_page_bytes()));
+    pages.data = data.data();
     logits.assign(prompts.size(), {});
     std::vector<size_t> done(prompts.size(), 0);
     for (size_t step = 0;; ++step) {
@@ -127,7 +137,10 @@ class LoadedModel {
           (reinterpret_cast<uintptr_t>(workspace_.data()) + 63) / 64 * 64);
       kernels::Workspace workspace({aligned, workspace_.size() - 64});
       const kernels::Exec exec{&pool_, *device::choose_isa(), activations_, &workspace};
-      model_->forward(exec, {tokens, sequences, rows}, pages, {out.data(), nullptr, taps});
+      model::StepOutput output;
+      output.logits = out.data();
+      output.taps = taps;
+      model_->forward(exec, {tokens, sequences, rows, {}}, pages, output).value();
       size_t row = 0;
       for (const auto& [i, take] : spans) {
         logits[i].insert(logits[i].end(), out.begin() + static_cast<int64_t>(row * vocab),

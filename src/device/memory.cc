@@ -1,4 +1,4 @@
-#include "runtime/memory_block.h"
+#include "device/memory.h"
 
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-namespace nibble::runtime {
+namespace nibble::device {
 
 int64_t available_memory_bytes() {
   std::ifstream meminfo("/proc/meminfo");
@@ -19,9 +19,8 @@ int64_t available_memory_bytes() {
   return -1;
 }
 
-Result<MemoryBlock> MemoryBlock::allocate(int64_t bytes) {
-  MemoryBlock block;
-  if (bytes == 0) return block;
+Result<Memory> Memory::host(int64_t bytes) {
+  if (bytes == 0) return Memory();
   void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
@@ -29,19 +28,24 @@ Result<MemoryBlock> MemoryBlock::allocate(int64_t bytes) {
                                                " bytes; available are ", available_memory_bytes()));
   }
   madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish: fewer TLB misses
-  block.bytes_ = {static_cast<std::byte*>(data), static_cast<size_t>(bytes)};
-  return block;
+  return Memory(static_cast<std::byte*>(data), bytes,
+                [](std::byte* p, int64_t n) { munmap(p, static_cast<size_t>(n)); });
 }
 
-MemoryBlock::~MemoryBlock() {
-  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+Memory::~Memory() {
+  if (free_ != nullptr) free_(data_, bytes_);
 }
 
-MemoryBlock::MemoryBlock(MemoryBlock&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+Memory::Memory(Memory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      free_(std::exchange(other.free_, nullptr)) {}
 
-MemoryBlock& MemoryBlock::operator=(MemoryBlock&& other) noexcept {
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(free_, other.free_);
   return *this;
 }
 
-}  // namespace nibble::runtime
+}  // namespace nibble::device
