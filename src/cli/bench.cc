@@ -1,7 +1,8 @@
 // nibble bench DIR: prompt processing (pp) and token generation (tg) as llama-bench times them: pp
-// is one prompt of n random ids, tg is n single-token steps on an (almost) empty context, no
-// sampling filters. One warm-up run of each is dropped. Several --scales are run in turn, so that a
-// machine whose speed drifts treats them alike.
+// is one prompt of n random ids, tg is n single-token steps after a prompt of -d ids (at least
+// one), no sampling filters. tg rows also count the weights that a token reads, as stored, and on a
+// GPU their share of its copy bandwidth. One warm-up run of each is dropped. Several --scales are
+// run in turn, so that a machine whose speed drifts treats them alike.
 #include <chrono>
 #include <cmath>
 #include <iomanip>
@@ -12,6 +13,8 @@
 #include "base/json.h"
 #include "cli/command.h"
 #include "cli/session.h"
+#include "device/cuda.h"
+#include "recipe/recipe.h"
 
 namespace nibble::cli {
 namespace {
@@ -20,6 +23,7 @@ struct Options {
   ModelOptions model;
   std::vector<int64_t> prompts = {512}, generations = {128}, threads = {0};
   std::vector<std::string> scales = {"plain"};
+  std::vector<int64_t> depths = {0};
   int repeats = 5;
   bool json = false;
 };
@@ -27,8 +31,31 @@ struct Options {
 struct Measurement {
   std::string test, scales;
   int64_t threads = 0;
+  bool decode = false;
   std::vector<double> tokens_per_second;
 };
+
+/// What a decode step of one token must read.
+struct Roofline {
+  double bytes = 0;      // of weights, as stored
+  double bandwidth = 0;  // of the GPU's memory; 0 on the CPU
+};
+
+// Every matrix once, of the experts the share that a token uses; no embedding, no MTP layer.
+Result<double> weight_bytes_per_token(const std::string& directory) {
+  NIBBLE_TRY(const recipe::Recipe recipe, recipe::read_recipe(directory));
+  const recipe::ModelConfig& c = recipe.config();
+  double bytes = 0;
+  for (const auto& [key, weight] : recipe.weights()) {
+    if (key.layer >= c.layers) continue;
+    if (key.role == recipe::Role::kEmbedding && !c.tied_embeddings) continue;
+    const auto stored = static_cast<double>(weight.codes.bytes + weight.stored_scale_bytes());
+    bytes += key.expert < 0
+                 ? stored
+                 : stored * static_cast<double>(c.top_k) / static_cast<double>(c.experts);
+  }
+  return bytes;
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -42,10 +69,10 @@ std::vector<int32_t> random_ids(int64_t count, int64_t vocab, uint64_t seed) {
 }
 
 // Tokens per second of one run: a prompt of `prompt` ids, or with `generate` > 0 that many decode
-// steps after the first token.
+// steps after that prompt and the first token.
 Result<double> measure(runtime::Engine& engine, int64_t prompt, int64_t generate, uint64_t seed) {
   runtime::Request request;
-  request.prompt = random_ids(generate > 0 ? 1 : prompt, engine.model().config().vocab_size, seed);
+  request.prompt = random_ids(prompt, engine.model().config().vocab_size, seed);
   request.max_tokens = generate > 0 ? generate + 1 : 1;
   Clock::time_point start = Clock::now(), end = start;
   int64_t seen = 0;
@@ -86,7 +113,7 @@ double median_of(std::vector<double> values) {
 }
 
 void print(std::ostream& out, const Options& options, const std::vector<Measurement>& results,
-           std::string_view isa) {
+           std::string_view isa, const Roofline& roofline) {
   if (options.json) {
     Json list = Json::array();
     for (const Measurement& m : results) {
@@ -96,6 +123,8 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
                       {"test", m.test},
                       {"scales", m.scales},
                       {"threads", m.threads},
+                      {"weight_bytes_per_token", m.decode ? roofline.bytes : 0.0},
+                      {"copy_bandwidth", roofline.bandwidth},
                       {"tokens_per_second", m.tokens_per_second},
                       {"mean", mean_of(m.tokens_per_second)},
                       {"median", median_of(m.tokens_per_second)},
@@ -107,7 +136,8 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
     return;
   }
   out << "| model | isa | activations | scales | threads | test | t/s (mean ± sd) | median | of "
-      << options.scales[0] << " |\n|---|---|---|---|---:|---:|---:|---:|---:|\n"
+      << options.scales[0]
+      << " | weights GB/s | of copy |\n|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
       << std::fixed;
   double first = 0;  // median of the same test with the first of --scales
   for (const Measurement& m : results) {
@@ -116,7 +146,17 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
     out << std::setprecision(2) << "| " << options.model.directory << " | " << isa << " | "
         << options.model.activations << " | " << m.scales << " | " << m.threads << " | " << m.test
         << " | " << mean_of(m.tokens_per_second) << " ± " << deviation_of(m.tokens_per_second)
-        << " | " << median << " | " << std::setprecision(3) << median / first << " |\n";
+        << " | " << median << " | " << std::setprecision(3) << median / first << " | ";
+    if (m.decode) out << std::setprecision(1) << median * roofline.bytes / 1e9;
+    out << " | ";
+    if (m.decode && roofline.bandwidth > 0) {
+      out << 100 * median * roofline.bytes / roofline.bandwidth << " %";
+    }
+    out << " |\n";
+  }
+  if (roofline.bandwidth > 0) {
+    out << "\ncopy bandwidth " << std::setprecision(2) << roofline.bandwidth / 1e12 << " TB/s, "
+        << bytes_text(static_cast<int64_t>(roofline.bytes)) << " of weights a token\n";
   }
   out << "\npeak resident set " << bytes_text(peak_rss_bytes()) << ", nibble " << NIBBLE_VERSION
       << '\n';
@@ -125,6 +165,9 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
 Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
   std::vector<Measurement> results;
   NIBBLE_TRY(const device::Isa isa, device::choose_isa());
+  std::string place(device::isa_name(isa));
+  Roofline roofline;
+  NIBBLE_TRY(roofline.bytes, weight_bytes_per_token(options.model.directory));
   for (const int64_t threads : options.threads) {
     std::vector<std::unique_ptr<runtime::Engine>> engines;  // one for each of --scales
     for (const std::string& scales : options.scales) {
@@ -140,7 +183,7 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
                          int64_t generate) -> Result<void> {
       std::vector<Measurement> list;
       for (const std::string& scales : options.scales) {
-        list.push_back({test, scales, engines[0]->options().threads, {}});
+        list.push_back({test, scales, engines[0]->options().threads, generate > 0, {}});
       }
       for (int i = -1; i < options.repeats; ++i) {  // -1 warms up
         for (size_t e = 0; e < engines.size(); ++e) {
@@ -155,11 +198,19 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
     for (const int64_t n : options.prompts) {
       if (n > 0) NIBBLE_TRY(add(cat("pp", n), n, 0));
     }
-    for (const int64_t n : options.generations) {
-      if (n > 0) NIBBLE_TRY(add(cat("tg", n), 0, n));
+    for (const int64_t depth : options.depths) {
+      const std::string at = depth > 0 ? cat("@d", depth) : "";
+      for (const int64_t n : options.generations) {
+        if (n > 0) NIBBLE_TRY(add(cat("tg", n, at), std::max<int64_t>(depth, 1), n));
+      }
+    }
+    if (engines[0]->model().place() == model::Place::kCuda && roofline.bandwidth == 0) {
+      place = "cuda";
+      engines.clear();  // room for the copies
+      NIBBLE_TRY(roofline.bandwidth, device::cuda_copy_bandwidth());
     }
   }
-  print(out, options, results, device::isa_name(isa));
+  print(out, options, results, place, roofline);
   return {};
 }
 
@@ -171,6 +222,9 @@ RunFn add_bench(CLI::App& app) {
   app.add_option("-p,--n-prompt", options->prompts, "prompt lengths (0: none)")->delimiter(',');
   app.add_option("-n,--n-gen", options->generations, "tokens to generate (0: none)")
       ->delimiter(',');
+  app.add_option("-d,--n-depth", options->depths,
+                 "prompt before the generated tokens (0: one token)")
+      ->delimiter(',');
   app.add_option("-r,--repetitions", options->repeats, "timed runs of each")
       ->check(CLI::PositiveNumber);
   app.add_option("-t,--threads", options->threads, "thread counts to try (0: all)")->delimiter(',');
@@ -179,6 +233,7 @@ RunFn add_bench(CLI::App& app) {
   app.add_option("--scales", options->scales, "plain, csf (losslessly compressed), or both in turn")
       ->delimiter(',')
       ->check(CLI::IsMember({"plain", "csf"}));
+  add_device_option(app, options->model.device);
   app.add_flag("--json", options->json, "machine-readable output");
   app.add_flag("-q,--quiet", options->model.quiet, "no plan lines on stderr");
   return [options](std::ostream& out, std::ostream& err) {

@@ -1,0 +1,32 @@
+# Whether the CUDA backend is built. AUTO: where there is both a CUDA compiler and an NVIDIA driver, so
+# that a machine without a GPU does not spend minutes on kernels it cannot run. The runtime is linked
+# statically and opens libcuda itself: one binary serves machines with and without a driver.
+set(NIBBLE_CUDA "AUTO" CACHE STRING "Build the CUDA backend: ON, OFF or AUTO")
+set(NIBBLE_CUDA_ARCHS "90a" CACHE STRING "CUDA architectures of the kernels, such as 80;90a;100;120")
+
+set(wanted ${NIBBLE_CUDA})
+if(wanted STREQUAL "AUTO")
+  set(wanted OFF)
+  if(EXISTS /dev/nvidiactl AND NOT NIBBLE_SANITIZE)
+    set(wanted ON)
+  endif()
+endif()
+set(NIBBLE_WITH_CUDA OFF)
+if(wanted)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(CCACHE)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+    endif()
+    enable_language(CUDA)
+    # CMake 3.25 knows no C++20 flag for the nvcc of CUDA 12 and 13.
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    find_package(CUDAToolkit 12.8 REQUIRED)
+    set(NIBBLE_WITH_CUDA ON)
+  elseif(NIBBLE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "NIBBLE_CUDA=ON, but no CUDA compiler (nvcc) was found")
+  endif()
+endif()
+message(STATUS "CUDA backend: ${NIBBLE_WITH_CUDA}")

@@ -1,0 +1,105 @@
+#include "device/cuda.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+
+namespace nibble::device {
+namespace {
+
+Error cuda_error(Code code, std::string_view what, cudaError_t error) {
+  return Error(code, cat(what, ": ", cudaGetErrorString(error)));
+}
+
+}  // namespace
+
+Result<CudaDevice> cuda_device(int index) {
+  int count = 0;
+  if (cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess) {
+    return cuda_error(Code::kUnsupported, "no usable NVIDIA GPU", e);
+  }
+  if (index < 0 || index >= count) {
+    return Error(Code::kUnsupported, cat("cuda:", index, ": this host has ", count, " GPUs"));
+  }
+  cudaDeviceProp p;
+  if (cudaError_t e = cudaGetDeviceProperties(&p, index); e != cudaSuccess) {
+    return cuda_error(Code::kUnsupported, cat("cuda:", index), e);
+  }
+  if (p.major < 8) {
+    return Error(Code::kUnsupported, cat("cuda:", index, " (", p.name, "): compute capability ",
+                                         p.major, ".", p.minor, ", at least 8.0 is needed"));
+  }
+  NIBBLE_TRY(cuda_use(index));
+  size_t free_bytes = 0, all_bytes = 0;
+  if (cudaError_t e = cudaMemGetInfo(&free_bytes, &all_bytes); e != cudaSuccess) {
+    return cuda_error(Code::kUnsupported, cat("cuda:", index), e);
+  }
+  CudaDevice device;
+  device.index = index;
+  device.name = p.name;
+  device.major = p.major;
+  device.minor = p.minor;
+  device.processors = p.multiProcessorCount;
+  device.bytes = static_cast<int64_t>(all_bytes);
+  device.free_bytes = static_cast<int64_t>(free_bytes);
+  return device;
+}
+
+Result<void> cuda_use(int index) {
+  if (cudaError_t e = cudaSetDevice(index); e != cudaSuccess) {
+    return cuda_error(Code::kUnsupported, cat("cuda:", index), e);
+  }
+  return {};
+}
+
+Result<Memory> cuda_memory(int64_t bytes) {
+  if (bytes == 0) return Memory();
+  void* data = nullptr;
+  if (cudaError_t e = cudaMalloc(&data, static_cast<size_t>(bytes)); e != cudaSuccess) {
+    cudaGetLastError();  // it was reported here
+    size_t free_bytes = 0, all_bytes = 0;
+    cudaMemGetInfo(&free_bytes, &all_bytes);
+    return cuda_error(
+        Code::kResourceExhausted,
+        cat("device memory: ", bytes, " bytes asked for, ", free_bytes, " of ", all_bytes, " free"),
+        e);
+  }
+  return Memory(static_cast<std::byte*>(data), bytes, [](std::byte* p, int64_t) { cudaFree(p); });
+}
+
+Result<Memory> cuda_pinned(int64_t bytes) {
+  if (bytes == 0) return Memory();
+  void* data = nullptr;
+  if (cudaError_t e = cudaMallocHost(&data, static_cast<size_t>(bytes)); e != cudaSuccess) {
+    cudaGetLastError();
+    return cuda_error(Code::kResourceExhausted, cat("page-locked memory: ", bytes, " bytes"), e);
+  }
+  return Memory(static_cast<std::byte*>(data), bytes,
+                [](std::byte* p, int64_t) { cudaFreeHost(p); });
+}
+
+Result<double> cuda_copy_bandwidth() {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  NIBBLE_TRY(const Memory from, cuda_memory(kBytes));
+  NIBBLE_TRY(const Memory to, cuda_memory(kBytes));
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  std::array<float, 9> milliseconds{};
+  cudaError_t error = cudaMemset(from.data(), 0x5A, kBytes);
+  for (size_t i = 0; i <= milliseconds.size() && error == cudaSuccess; ++i) {  // the first warms up
+    cudaEventRecord(begin);
+    error = cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice);
+    cudaEventRecord(end);
+    if (error == cudaSuccess) error = cudaEventSynchronize(end);
+    if (i > 0) cudaEventElapsedTime(&milliseconds[i - 1], begin, end);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  if (error != cudaSuccess) return cuda_error(Code::kDeviceLost, "copy bandwidth", error);
+  std::sort(milliseconds.begin(), milliseconds.end());
+  return 2.0 * static_cast<double>(kBytes) / (milliseconds[milliseconds.size() / 2] * 1e-3);
+}
+
+}  // namespace nibble::device

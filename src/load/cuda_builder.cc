@@ -1,0 +1,260 @@
+#include "load/cuda_builder.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/cuda.h"
+#include "formats/element.h"
+#include "kernels/cuda/packing.h"
+
+namespace nibble::load {
+
+using formats::FormatId;
+using kernels::cuda::LinearPiece;
+using kernels::cuda::LinearWeight;
+using recipe::Weight;
+using recipe::WeightKey;
+
+namespace {
+
+constexpr int64_t kBlockBytes = 4 << 20;
+int64_t round256(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+Result<void> CudaBuilder::open() {
+  const recipe::ModelConfig& config = recipe_.config();
+  int64_t slot = plan::kCudaSlotBytes;
+  for (const auto& [key, weight] : recipe_.weights()) {
+    if (key.layer >= config.layers) continue;
+    total_ += weight.codes.bytes + weight.stored_scale_bytes();
+    // One expert's codes of two matrices, or 64 rows of any matrix, must fit.
+    const int64_t whole = weight.codes.bytes + formats::scale_plane_bytes(weight.meta);
+    if (key.expert >= 0) slot = std::max(slot, 2 * whole + 4096);
+  }
+  NIBBLE_TRY(ring_, CudaRing::create(recipe_.index(), pool_, slot, plan::kCudaSlots));
+  return {};
+}
+
+Result<std::byte*> CudaBuilder::keep(int64_t bytes) {
+  NIBBLE_TRY(device::Memory memory, device::cuda_memory(round256(bytes)));
+  std::byte* data = memory.data();
+  weights->memory.push_back(std::move(memory));
+  weights->bytes += bytes;
+  return data;
+}
+
+Result<std::byte*> CudaBuilder::small(const void* data, int64_t bytes) {
+  const int64_t need = round256(bytes);
+  std::byte* to = nullptr;
+  if (need > kBlockBytes / 4) {
+    NIBBLE_TRY(to, keep(need));
+  } else {
+    if (need > block_left_) {
+      NIBBLE_TRY(device::Memory memory, device::cuda_memory(kBlockBytes));
+      block_ = memory.data();
+      block_left_ = kBlockBytes;
+      weights->memory.push_back(std::move(memory));
+      weights->bytes += kBlockBytes;
+    }
+    to = block_;
+    block_ += need;
+    block_left_ -= need;
+  }
+  NIBBLE_TRY(cuda_ok(cudaMemcpy(to, data, static_cast<size_t>(bytes), cudaMemcpyHostToDevice),
+                     "constants"));
+  return to;
+}
+
+Result<std::byte*> CudaBuilder::scratch(int which, int64_t bytes) {
+  device::Memory& memory = scratch_[which];
+  if (static_cast<int64_t>(memory.bytes().size()) < bytes) {
+    NIBBLE_TRY(ring_->finish());  // nobody reads the old one any more
+    memory = device::Memory();
+    NIBBLE_TRY(memory, device::cuda_memory(bytes));
+  }
+  return memory.data();
+}
+
+Result<int*> CudaBuilder::flags(const std::string& name) {
+  NIBBLE_TRY(const int* p, constant(std::vector<int>{0}));
+  flags_.emplace_back(name, const_cast<int*>(p));
+  return flags_.back().second;
+}
+
+Result<void> CudaBuilder::check_flags() {
+  NIBBLE_TRY(ring_->finish());
+  for (const auto& [name, p] : flags_) {
+    int value = 0;
+    NIBBLE_TRY(cuda_ok(cudaMemcpy(&value, p, sizeof(int), cudaMemcpyDeviceToHost), "loading"));
+    if (value & kernels::cuda::kPackNan) {
+      return Error(Code::kCorruptInput, cat(name, ": a NaN code or scale"));
+    }
+    if (value & kernels::cuda::kPackTooLarge) {
+      return Error(Code::kUnsupported,
+                   cat(name,
+                       ": an E8M0 scale above 2^1 (MXFP4) or 2^7 (MXFP8); the CUDA kernels "
+                       "take smaller ones, the CPU all"));
+    }
+  }
+  return {};
+}
+
+Result<std::vector<float>> CudaBuilder::read_vector(const Weight& weight) {
+  std::vector<std::byte> bytes(static_cast<size_t>(weight.codes.bytes));
+  NIBBLE_TRY(recipe_.index().read(*weight.codes.tensor, weight.codes.begin, bytes));
+  formats::MatrixView view = weight.meta;
+  view.codes = bytes.data();
+  std::vector<float> values(static_cast<size_t>(view.rows * view.cols));
+  formats::decode_rows(view, 0, view.rows, values.data());
+  count(weight.codes.bytes);
+  return values;
+}
+
+Result<const float*> CudaBuilder::vector(const WeightKey& key) {
+  const Weight* weight = recipe_.find(key);
+  if (weight == nullptr) return static_cast<const float*>(nullptr);
+  NIBBLE_TRY(const std::vector<float> values, read_vector(*weight));
+  return constant(values);
+}
+
+Result<const std::byte*> CudaBuilder::rows(const WeightKey& key, const Weight& weight) {
+  const int64_t bytes = weight.codes.bytes;
+  NIBBLE_TRY(std::byte * to, keep(bytes));
+  for (int64_t at = 0; at < bytes; at += ring_->slot_bytes()) {
+    const int64_t part = std::min(ring_->slot_bytes(), bytes - at);
+    const RingRead read{&key, &weight, RingRead::Part::kCodes, at, part, 0};
+    NIBBLE_TRY(std::byte * staged, ring_->fill({&read, 1}, part));
+    NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to + at, staged, static_cast<size_t>(part),
+                                       cudaMemcpyDeviceToDevice, stream()),
+                       "loading"));
+    count(part);
+  }
+  return to;
+}
+
+Result<LinearWeight> CudaBuilder::linear(
+    const std::vector<std::pair<WeightKey, const Weight*>>& stack,
+    const std::vector<WeightKey>& biases) {
+  LinearWeight out;
+  const formats::MatrixView& meta = stack[0].second->meta;
+  out.format = meta.format;
+  out.cols = meta.cols;
+  for (const auto& [key, weight] : stack) out.out += weight->meta.rows;
+  NIBBLE_TRY(std::byte * packed,
+             keep(kernels::cuda::linear_packed_bytes(out.format, out.out, out.cols)));
+  NIBBLE_TRY(int* bad, flags(key_text(stack[0].first)));
+  const int64_t row_bytes = formats::code_row_bytes(out.format, out.cols);
+  const bool row_scaled = out.format == FormatId::kFp8Channel || out.format == FormatId::kFp8Tensor;
+  std::vector<float> factor, bias;
+  int64_t first_row = 0;
+  for (const auto& [key, weight] : stack) {
+    const formats::MatrixView& v = weight->meta;
+    const int64_t plane = formats::scale_plane_bytes(v);
+    const int64_t block_rows = v.format == FormatId::kFp8Block ? 128 : 64;
+    const int64_t scale_row =  // staged bytes of scales for one row, or one row of blocks
+        v.format == FormatId::kFp8Block ? (v.cols + 127) / 128 * 4
+                                        : plane / std::max<int64_t>(v.rows, 1);
+    // The whole scale plane goes first, into its own staging; then codes, as many rows as fit.
+    std::byte* scales = nullptr;
+    if (plane > 0 && !row_scaled) {
+      const bool wide = v.format == FormatId::kFp8Block;
+      const int64_t staged_bytes = wide ? plane / formats::scale_bytes(v.scale_kind) * 4 : plane;
+      NIBBLE_TRY(scales, scratch(0, staged_bytes));
+      const RingRead read{
+          &key, weight,       wide ? RingRead::Part::kScalesF32 : RingRead::Part::kScales,
+          0,    staged_bytes, 0};
+      if (staged_bytes > ring_->slot_bytes()) {
+        return Error(Code::kUnsupported,
+                     cat(key_text(key), ": a scale plane of ", staged_bytes, " bytes"));
+      }
+      NIBBLE_TRY(std::byte * staged, ring_->fill({&read, 1}, staged_bytes));
+      NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(scales, staged, static_cast<size_t>(staged_bytes),
+                                         cudaMemcpyDeviceToDevice, stream()),
+                         "loading"));
+    }
+    const int64_t step = ring_->slot_bytes() / row_bytes / block_rows * block_rows;
+    for (int64_t row = 0; row < v.rows; row += step) {
+      LinearPiece piece;
+      piece.format = out.format;
+      piece.out = out.out;
+      piece.cols = out.cols;
+      piece.row_begin = first_row + row;
+      piece.rows = std::min(step, v.rows - row);
+      const RingRead read{
+          &key, weight, RingRead::Part::kCodes, row * row_bytes, piece.rows * row_bytes, 0};
+      NIBBLE_TRY(std::byte * staged, ring_->fill({&read, 1}, read.bytes));
+      piece.codes = reinterpret_cast<uint8_t*>(staged);
+      if (scales != nullptr) {
+        const int64_t unit = v.format == FormatId::kFp8Block ? row / 128 : row;
+        piece.scales = reinterpret_cast<uint8_t*>(scales + unit * scale_row);
+      }
+      NIBBLE_TRY(kernels::cuda::pack_linear(piece, packed, bad, stream()));
+      count(read.bytes);
+    }
+    first_row += v.rows;
+    count(weight->stored_scale_bytes());
+    if (row_scaled) {
+      std::vector<std::byte> bytes(static_cast<size_t>(plane));
+      NIBBLE_TRY(recipe_.index().read(*weight->scales.tensor, weight->scales.begin, bytes));
+      NIBBLE_TRY(recipe::check_scales(key, *weight, bytes));
+      for (int64_t r = 0; r < v.rows; ++r) {
+        const int64_t i = v.format == FormatId::kFp8Tensor ? 0 : r;
+        float value = 0.0f;
+        if (v.scale_kind == formats::ScaleKind::kBf16) {
+          uint16_t half;
+          std::memcpy(&half, bytes.data() + 2 * i, 2);
+          value = formats::decode_bf16(half);
+        } else {
+          std::memcpy(&value, bytes.data() + 4 * i, 4);
+        }
+        factor.push_back(value);
+      }
+    } else if (v.format == FormatId::kNvfp4) {
+      factor.insert(factor.end(), static_cast<size_t>(v.rows),
+                    v.global * kernels::cuda::register_unit(v.format));
+    }
+  }
+  for (const WeightKey& key : biases) {
+    const Weight* weight = recipe_.find(key);
+    if (weight == nullptr) continue;
+    NIBBLE_TRY(const std::vector<float> values, read_vector(*weight));
+    bias.insert(bias.end(), values.begin(), values.end());
+  }
+  NIBBLE_CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == out.out, bias.size());
+  out.packed = packed;
+  if (!factor.empty()) {
+    NIBBLE_TRY(out.factor, constant(factor));
+  }
+  if (!bias.empty()) {
+    NIBBLE_TRY(out.bias, constant(bias));
+  }
+  return out;
+}
+
+void CudaBuilder::count(int64_t source_bytes) {
+  done_ += source_bytes;
+  report(false);
+}
+
+void CudaBuilder::report(bool last) {
+  if (!progress_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (!last && now - reported_ < std::chrono::milliseconds(100)) return;
+  reported_ = now;
+  progress_({done_, total_, std::chrono::duration<double>(now - start_).count()});
+}
+
+LoadReport CudaBuilder::finish(int64_t resident) {
+  report(true);
+  LoadReport summary;
+  summary.source_bytes = total_;
+  summary.resident_bytes = resident;
+  summary.scales = std::move(scales_);
+  summary.staging_peak_bytes = plan::kCudaSlots * ring_->slot_bytes();
+  summary.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  return summary;
+}
+
+}  // namespace nibble::load

@@ -1,0 +1,193 @@
+// Whole models on an NVIDIA GPU against the fixtures' reference outputs, the CPU, and themselves: a
+// row's bits depend on nothing beside it. Skipped where no GPU is usable.
+#include "cli/cuda_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "runtime/engine.h"
+#include "support/loaded_model.h"
+#include "support/vector_file.h"
+
+namespace nibble {
+namespace {
+
+using kernels::Activations;
+using testing::LoadedModel;
+
+const char* const kFixtures[] = {"glm4_moe", "glm4_moe-nvfp4-modelopt", "glm4_moe-nvfp4-ct",
+                                 "glm4_moe-mxfp4-ct", "glm4_moe_mtp"};
+
+cli::CudaModel open(const std::string& directory, plan::Scales scales = plan::Scales::kPlain) {
+  Result<recipe::Recipe> recipe = recipe::read_recipe(directory);
+  Result<device::CudaDevice> device = device::cuda_device(0);
+  plan::PlanOptions options;
+  options.scales = scales;
+  ThreadPool pool(2);
+  return std::move(cli::load_cuda_model(*recipe, options, *device, pool, {}).value());
+}
+std::unique_ptr<LoadedModel> loaded(const std::string& directory,
+                                    plan::Scales scales = plan::Scales::kPlain) {
+  cli::CudaModel model = open(directory, scales);
+  return std::make_unique<LoadedModel>(std::move(model.model), std::move(model.report));
+}
+
+std::vector<int32_t> ids(const testing::TensorFile& file, const std::string& name) {
+  const std::vector<int64_t> wide = file.get(name).as<int64_t>();
+  return {wide.begin(), wide.end()};
+}
+
+class CudaModel : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const Result<device::CudaDevice> device = device::cuda_device(0);
+    if (!device) GTEST_SKIP() << device.error().message();
+  }
+};
+class CudaFixture : public CudaModel, public ::testing::WithParamInterface<const char*> {
+ protected:
+  std::string directory() const { return testing::fixtures_dir() + "/" + GetParam(); }
+  testing::TensorFile reference() const {
+    return testing::TensorFile(directory() + "/reference.safetensors");
+  }
+};
+
+TEST_P(CudaFixture, LogitsStayNearTheReferenceWhereTheSameExpertsAreChosen) {
+  const std::unique_ptr<LoadedModel> model = loaded(directory());
+  const testing::TensorFile file = reference();
+  const recipe::ModelConfig& c = model->model().config();
+  for (const std::string prompt : {"p7", "p40"}) {
+    SCOPED_TRACE(prompt);
+    const std::vector<int32_t> tokens = ids(file, prompt + ".input_ids");
+    const size_t rows = tokens.size(), top_k = static_cast<size_t>(c.top_k);
+    const LoadedModel::Output out = model->whole(tokens);
+    const std::vector<float> want = file.get(prompt + ".logits").as<float>();
+    const size_t vocab = static_cast<size_t>(c.vocab_size);
+    size_t same = rows;
+    for (int64_t layer = c.first_dense_layers; layer < c.layers; ++layer) {
+      const std::vector<int32_t> chosen =
+          file.get(cat(prompt, ".moe.", layer, ".topk_ids")).as<int32_t>();
+      for (size_t i = 0; i < rows * top_k; ++i) {
+        if (out.topk_ids[static_cast<size_t>(layer) * rows * top_k + i] != chosen[i]) {
+          same = std::min(same, i / top_k);
+        }
+      }
+    }
+    EXPECT_GE(same, rows / 2) << "expert choices change early";
+    double sum = 0, worst = 0;
+    for (size_t i = 0; i < same * vocab; ++i) {
+      const double d = std::abs(static_cast<double>(out.logits[i]) - static_cast<double>(want[i]));
+      sum += std::isnan(d) ? INFINITY : d;
+      worst = std::max(worst, d);
+    }
+    EXPECT_LE(worst, 0.3);  // the bounds of the CPU's BF16 activations
+    EXPECT_LE(sum / static_cast<double>(same * vocab), 0.03);
+  }
+}
+
+TEST_P(CudaFixture, SamePromptSameBits) {
+  const std::vector<int32_t> prompt = ids(reference(), "p40.input_ids");
+  const std::unique_ptr<LoadedModel> model = loaded(directory());
+  const std::vector<float> whole = model->whole(prompt).logits;
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    ASSERT_EQ(whole, model->whole(prompt).logits) << "repeat " << repeat;
+  }
+  for (const size_t chunk : {size_t{1}, size_t{7}}) {
+    EXPECT_EQ(whole, model->together({prompt}, [&](size_t, size_t) { return chunk; })[0])
+        << "chunks of " << chunk;
+  }
+  std::vector<std::vector<int32_t>> prompts;
+  for (size_t i = 0; i < 32; ++i) {
+    std::vector<int32_t> tokens;
+    const size_t length = 1 + (i * 29) % 71;
+    for (size_t t = 0; t < length; ++t) tokens.push_back(prompt[(t * 7 + length) % prompt.size()]);
+    prompts.push_back(tokens);
+  }
+  const auto mixed =
+      model->together(prompts, [](size_t i, size_t step) { return (i * 3 + step) % 6; });
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(model->whole(prompts[i]).logits, mixed[i]) << "prompt " << i << " in a batch";
+  }
+}
+
+TEST_P(CudaFixture, CompressedScalesGiveTheSameBits) {
+  const bool quantized = std::string(GetParam()).find("fp4") != std::string::npos;
+  const std::vector<int32_t> prompt = ids(reference(), "p40.input_ids");
+  const std::unique_ptr<LoadedModel> plain = loaded(directory()),
+                                     csf = loaded(directory(), plan::Scales::kCsf);
+  int64_t compressed = 0;
+  for (const load::ScaleReport& s : csf->report().scales) compressed += s.compressed() ? 1 : 0;
+  EXPECT_EQ(compressed > 0, quantized);
+  EXPECT_EQ(plain->whole(prompt).logits, csf->whole(prompt).logits);
+}
+
+// Tokens of greedy and drawn requests through the engine: graphs and padding change nothing, and a
+// batch gives everybody what they get alone.
+std::vector<std::vector<int32_t>> generate(const std::string& directory,
+                                           const std::vector<runtime::Request>& requests) {
+  cli::CudaModel model = open(directory);
+  runtime::EngineOptions options;
+  options.kv_tokens = 4096;
+  options.max_context = 512;
+  std::unique_ptr<runtime::Engine> engine =
+      std::move(runtime::Engine::create(std::move(model.model), options).value());
+  std::vector<std::vector<int32_t>> tokens(requests.size());
+  std::vector<runtime::RequestId> waiting;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    runtime::Request request = requests[i];
+    request.callbacks.on_token = [&tokens, i](const runtime::TokenEvent& e) {
+      tokens[i].push_back(e.token);
+    };
+    waiting.push_back(engine->submit(std::move(request)).value());
+  }
+  for (const runtime::RequestId id : waiting) engine->wait(id);
+  return tokens;
+}
+
+TEST_F(CudaModel, DemoGenerationIsTheSameAloneAndInABatch) {
+  const std::string demo = NIBBLE_SOURCE_DIR "/models/demo";
+  std::vector<runtime::Request> requests;
+  for (int32_t i = 0; i < 12; ++i) {
+    runtime::Request request;
+    for (int32_t t = 0; t < 3 + 5 * i; ++t) request.prompt.push_back((t * 31 + i * 7) % 8000);
+    request.max_tokens = 24;
+    request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
+    request.sampling.top_k = i % 2 == 0 ? 0 : 40;
+    request.sampling.seed = static_cast<uint64_t>(i);
+    requests.push_back(request);
+  }
+  const auto together = generate(demo, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(together[i].size(), 24u);
+    EXPECT_EQ(generate(demo, {requests[i]})[0], together[i]) << "request " << i;
+  }
+}
+
+TEST_F(CudaModel, DemoLogitsAreNearTheCpus) {
+  const std::string demo = NIBBLE_SOURCE_DIR "/models/demo";
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < 200; ++i) prompt.push_back((i * 977 + 13) % 8188);
+  LoadedModel cpu(demo, Activations::kBf16, 2);
+  ASSERT_TRUE(cpu.ok());
+  const std::vector<float> want = cpu.whole(prompt).logits;
+  const std::vector<float> got = loaded(demo)->whole(prompt).logits;
+  const std::vector<float> csf = loaded(demo, plan::Scales::kCsf)->whole(prompt).logits;
+  EXPECT_EQ(got, csf);
+  double sum = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
+    sum += std::isnan(d) ? INFINITY : d;
+  }
+  EXPECT_LE(sum / static_cast<double>(want.size()), 0.05);
+}
+
+INSTANTIATE_TEST_SUITE_P(Glm4Moe, CudaFixture, ::testing::ValuesIn(kFixtures),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace nibble
