@@ -61,7 +61,44 @@ __device__ __forceinline__ uint32_t expand_e8m0_scales(uint32_t two_bytes) {
   return (__byte_perm(two_bytes, 0, 0x4140) << 7) + static_cast<uint32_t>(unit) * 0x00800080u;
 }
 
-/// What a lane holds of one tile: its words and its two scales.
+/// E4M3 codes in the bytes of two registers' words as BF16 * 2^-120: upper bytes of the halves, and
+/// lower bytes.
+__device__ __forceinline__ uint32_t e4m3_upper(uint32_t w) {
+  return pick(w, 0x80008000u, w >> 4, 0x07F007F0u);
+}
+__device__ __forceinline__ uint32_t e4m3_lower(uint32_t w) {
+  return pick(w << 8, 0x80008000u, w << 4, 0x07F007F0u);
+}
+constexpr uint32_t kTwoTo120 = 0x7B807B80u;
+
+/// NF3's eight levels as byte tables for prmt: lower and upper bytes of their BF16 bits.
+struct LevelTable {
+  uint32_t lower[2], upper[2];
+};
+__device__ __forceinline__ LevelTable level_table(const uint16_t (&levels)[8]) {
+  LevelTable t;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    t.lower[i] = t.upper[i] = 0;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      t.lower[i] |= static_cast<uint32_t>(levels[4 * i + b] & 0xFF) << 8 * b;
+      t.upper[i] |= static_cast<uint32_t>(levels[4 * i + b] >> 8) << 8 * b;
+    }
+  }
+  return t;
+}
+/// Codes of nibbles 0..3 of `w` (bit 3 of each clear) as two registers of BF16.
+__device__ __forceinline__ void expand_levels(const LevelTable& t, uint32_t w, uint32_t& first,
+                                              uint32_t& second) {
+  const uint32_t lower = __byte_perm(t.lower[0], t.lower[1], w);
+  const uint32_t upper = __byte_perm(t.upper[0], t.upper[1], w);
+  first = __byte_perm(lower, upper, 0x5140);
+  second = __byte_perm(lower, upper, 0x7362);
+}
+
+/// What a lane holds of one tile: its words and its two scales. load() takes the tile's codes and
+/// its plain scales, or the whole tile if its scales are plain.
 template <FormatId format>
 struct TileFragment;
 
@@ -70,9 +107,10 @@ struct E2m1Fragment {
   uint4 words;
   uint32_t low_scale, high_scale;
 
-  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
-    words = reinterpret_cast<const uint4*>(tile)[warp * 32 + lane];
-    const auto* scales = reinterpret_cast<const uint16_t*>(tile + 2048);
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
+                                       int lane) {
+    words = reinterpret_cast<const uint4*>(codes)[warp * 32 + lane];
+    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
     uint32_t pair;
     if constexpr (format == FormatId::kNvfp4) {
       pair = expand_e4m3_scales(scales[warp * 32 + lane]);
@@ -81,6 +119,9 @@ struct E2m1Fragment {
     }
     low_scale = __byte_perm(pair, 0, 0x1010);
     high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    load(tile, tile + tile_code_bytes(format), warp, lane);
   }
   template <int j>
   __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
@@ -102,24 +143,87 @@ struct TileFragment<FormatId::kMxfp8> {
   uint4 words[2];
   uint32_t low_scale, high_scale;
 
-  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
-    const auto* codes = reinterpret_cast<const uint4*>(tile);
-    words[0] = codes[warp * 64 + lane];
-    words[1] = codes[warp * 64 + 32 + lane];
-    const auto* scales = reinterpret_cast<const uint16_t*>(tile + 4096);
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
+                                       int lane) {
+    words[0] = reinterpret_cast<const uint4*>(codes)[warp * 64 + lane];
+    words[1] = reinterpret_cast<const uint4*>(codes)[warp * 64 + 32 + lane];
+    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
     const uint32_t pair = expand_e8m0_scales<120>(scales[warp * 16 + lane / 2]);
     low_scale = __byte_perm(pair, 0, 0x1010);
     high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    load(tile, tile + tile_code_bytes(FormatId::kMxfp8), warp, lane);
   }
   template <int j>
   __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
     const uint4 w = words[j / 2];
     const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
-    constexpr uint32_t kSign = 0x80008000u, kRest = 0x07F007F0u;
-    a[0] = mul_bf16x2(pick(w0, kSign, w0 >> 4, kRest), low_scale);
-    a[1] = mul_bf16x2(pick(w0 << 8, kSign, w0 << 4, kRest), high_scale);
-    a[2] = mul_bf16x2(pick(w1, kSign, w1 >> 4, kRest), low_scale);
-    a[3] = mul_bf16x2(pick(w1 << 8, kSign, w1 << 4, kRest), high_scale);
+    a[0] = mul_bf16x2(e4m3_upper(w0), low_scale);
+    a[1] = mul_bf16x2(e4m3_lower(w0), high_scale);
+    a[2] = mul_bf16x2(e4m3_upper(w1), low_scale);
+    a[3] = mul_bf16x2(e4m3_lower(w1), high_scale);
+  }
+};
+
+/// Block FP8: codes exact in the registers; the FP32 scales multiply the sum over the chunk.
+template <>
+struct TileFragment<FormatId::kFp8Block> {
+  uint4 words[2];
+  float2 scales;  // of low and high rows
+
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t*, int warp, int lane) {
+    words[0] = reinterpret_cast<const uint4*>(codes)[warp * 64 + lane];
+    words[1] = reinterpret_cast<const uint4*>(codes)[warp * 64 + 32 + lane];
+    scales = *reinterpret_cast<const float2*>(codes + 4096);
+  }
+  template <int j>
+  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+    const uint4 w = words[j / 2];
+    const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
+    a[0] = mul_bf16x2(e4m3_upper(w0), kTwoTo120);
+    a[1] = mul_bf16x2(e4m3_lower(w0), kTwoTo120);
+    a[2] = mul_bf16x2(e4m3_upper(w1), kTwoTo120);
+    a[3] = mul_bf16x2(e4m3_lower(w1), kTwoTo120);
+  }
+};
+
+/// NF3: word j holds the eight codes of step j < 3 in the lower three bits of its nibbles (register
+/// order); step 3 has bit 3 of all nibbles, word i holding bit i of each code. Level times scale is
+/// rounded to BF16 once.
+template <>
+struct TileFragment<FormatId::kNf3> {
+  uint32_t words[3];
+  uint32_t low_scale, high_scale;
+  LevelTable table;  // set by the caller
+
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
+                                       int lane) {
+    const uint2 two = reinterpret_cast<const uint2*>(codes)[warp * 32 + lane];
+    words[0] = two.x;
+    words[1] = two.y;
+    words[2] = reinterpret_cast<const uint32_t*>(codes + 1024)[warp * 32 + lane];
+    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
+    const uint32_t bytes = __byte_perm(scales[warp * 16 + lane / 2], 0, 0x4140);
+    const uint32_t pair = mul_bf16x2(e4m3_lower(bytes), kTwoTo120);
+    low_scale = __byte_perm(pair, 0, 0x1010);
+    high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  template <int j>
+  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+    uint32_t w;
+    if constexpr (j < 3) {
+      w = words[j] & 0x77777777u;
+    } else {
+      w = (words[0] >> 3 & 0x11111111u) | (words[1] >> 2 & 0x22222222u) |
+          (words[2] >> 1 & 0x44444444u);
+    }
+    expand_levels(table, w, a[0], a[1]);
+    expand_levels(table, w >> 16, a[2], a[3]);
+    a[0] = mul_bf16x2(a[0], low_scale);
+    a[1] = mul_bf16x2(a[1], high_scale);
+    a[2] = mul_bf16x2(a[2], low_scale);
+    a[3] = mul_bf16x2(a[3], high_scale);
   }
 };
 
@@ -127,10 +231,14 @@ template <>
 struct TileFragment<FormatId::kBf16> {
   uint4 words[4];
 
-  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
-    const auto* codes = reinterpret_cast<const uint4*>(tile);
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t*, int warp, int lane) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = codes[(warp * 4 + j) * 32 + lane];
+    for (int j = 0; j < 4; ++j) {
+      words[j] = reinterpret_cast<const uint4*>(codes)[(warp * 4 + j) * 32 + lane];
+    }
+  }
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    load(tile, tile + tile_code_bytes(FormatId::kBf16), warp, lane);
   }
   template <int j>
   __device__ __forceinline__ void step(uint32_t (&a)[4]) const {

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/moe_stream.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace nibble::kernels::cuda {
 
@@ -99,6 +100,46 @@ __device__ __forceinline__ void store_weighted(const StreamArgs& args,
             make_float2(__fmul_rn(low, w), __fmul_rn(high, w));
       }
     }
+  }
+}
+
+/// Geometry::kFew: after a warpgroup has written its share of the tile's rows, the last of the
+/// top_k shares of each (token, 64 channels) adds them all, in the order of k. `last` is shared
+/// memory for one flag a row.
+template <int kTileTokens>
+__device__ __forceinline__ void finish_tokens(const StreamArgs& args, const TokenTile& tile,
+                                              int tile_index, int block, int group, int thread,
+                                              const int* slots, int* last) {
+  FewCounters& few = *args.work.few;
+  const int top_k = static_cast<int>(args.shape.top_k),
+            hidden = static_cast<int>(args.shape.hidden);
+  named_barrier(1 + group, 128);  // the shares are written
+  if (thread < tile.rows) {
+    const int token = slots[thread] / top_k;
+    __threadfence();
+    const unsigned before =
+        atomicInc(&few.arrived[token * kFewBlocks + block], static_cast<unsigned>(top_k) - 1);
+    __threadfence();
+    last[thread] = before == static_cast<unsigned>(top_k) - 1 ? 1 : 0;
+  } else if (thread == 127) {
+    // The tile's last row block: nobody waits for its rows of h any more.
+    const auto blocks = static_cast<unsigned>((hidden + kTileRows - 1) / kTileRows);
+    if (atomicInc(&few.down_done[tile_index], blocks - 1) == blocks - 1) {
+      few.up_done[tile_index] = 0;
+    }
+  }
+  named_barrier(1 + group, 128);
+  if (args.y == args.work.partial) return;  // one share alone, in its place already
+  const int channel = block * kTileRows + thread % kTileRows;
+  for (int row = thread / kTileRows; row < tile.rows; row += 128 / kTileRows) {
+    if (last[row] == 0 || channel >= hidden) continue;
+    const int64_t token = slots[row] / top_k;
+    const float* share = args.work.partial + token * top_k * hidden + channel;
+    float sum = __ldcg(share);
+#pragma unroll 8
+    for (int k = 1; k < top_k; ++k) sum = __fadd_rn(sum, __ldcg(share + k * hidden));
+    if (args.add != nullptr) sum = __fadd_rn(sum, args.add[token * hidden + channel]);
+    args.y[token * hidden + channel] = sum;
   }
 }
 

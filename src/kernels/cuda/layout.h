@@ -33,18 +33,38 @@ constexpr int kTileRows = 64;
 constexpr int kTileCols = 64;
 constexpr int kRowBytes = kTileCols * 2;  // one activation row of a chunk: 64 BF16
 
+/// How a tile keeps its scales: as the checkpoint's bytes, or as CSF codes (one base a row of the
+/// row block, 4 or 1 bits a scale in the tile, exceptions beside it; csf_index.h).
+enum class ScaleForm : uint8_t { kPlain, kCsf };
+
 /// Bytes of codes and of scales of one 64 x 64 tile; 0 codes: the format has no packed layout.
+/// Block FP8's codes are followed by two FP32 scales (of the tile's low and of its high rows) and
+/// padding, counted with the codes.
 NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
   return f == FormatId::kNvfp4 || f == FormatId::kMxfp4 ? 2048
          : f == FormatId::kMxfp8                        ? 4096
+         : f == FormatId::kFp8Block                     ? 4096 + 16
          : f == FormatId::kBf16                         ? 8192
+         : f == FormatId::kNf3                          ? 1536
                                                         : 0;
 }
-NIBBLE_HD constexpr int tile_scale_bytes(FormatId f) {
-  return f == FormatId::kNvfp4 ? 256 : f == FormatId::kMxfp4 || f == FormatId::kMxfp8 ? 128 : 0;
+NIBBLE_HD constexpr int tile_scale_bytes(FormatId f, ScaleForm form = ScaleForm::kPlain) {
+  if (form == ScaleForm::kCsf) return f == FormatId::kNvfp4 ? 128 : 16;
+  return f == FormatId::kNvfp4                                                   ? 256
+         : f == FormatId::kMxfp4 || f == FormatId::kMxfp8 || f == FormatId::kNf3 ? 128
+                                                                                 : 0;
 }
-NIBBLE_HD constexpr int tile_bytes(FormatId f) { return tile_code_bytes(f) + tile_scale_bytes(f); }
-NIBBLE_HD constexpr int group_cols(FormatId f) { return f == FormatId::kNvfp4 ? 16 : 32; }
+NIBBLE_HD constexpr int tile_bytes(FormatId f, ScaleForm form = ScaleForm::kPlain) {
+  return tile_code_bytes(f) + tile_scale_bytes(f, form);
+}
+/// Columns that share a scale, or (BF16, block FP8) that a row's length must be a multiple of.
+NIBBLE_HD constexpr int group_cols(FormatId f) {
+  return f == FormatId::kNvfp4 || f == FormatId::kFp8Block ? 16 : f == FormatId::kBf16 ? 8 : 32;
+}
+/// Formats whose scales CSF compresses.
+NIBBLE_HD constexpr bool has_csf(FormatId f) {
+  return f == FormatId::kNvfp4 || f == FormatId::kMxfp4 || f == FormatId::kMxfp8;
+}
 
 /// Power of two by which weights in registers are smaller than what the checkpoint means; it goes
 /// into the FP32 factor of the epilogue. NVFP4 only: e2m1 * e4m3 * 2^-7 keeps the scale finite.
@@ -61,9 +81,12 @@ enum class Product : uint8_t { kGateUp, kDown };
 NIBBLE_HD constexpr int64_t row_blocks(Product p, int64_t hidden, int64_t inter) {
   return p == Product::kGateUp ? 2 * chunks(inter) : (hidden + kTileRows - 1) / kTileRows;
 }
-NIBBLE_HD constexpr int64_t packed_bytes(FormatId f, Product p, int64_t hidden, int64_t inter) {
-  const int64_t cols = p == Product::kGateUp ? hidden : inter;
-  return row_blocks(p, hidden, inter) * chunks(cols) * tile_bytes(f);
+NIBBLE_HD constexpr int64_t tile_count(Product p, int64_t hidden, int64_t inter) {
+  return row_blocks(p, hidden, inter) * chunks(p == Product::kGateUp ? hidden : inter);
+}
+NIBBLE_HD constexpr int64_t packed_bytes(FormatId f, Product p, int64_t hidden, int64_t inter,
+                                         ScaleForm form = ScaleForm::kPlain) {
+  return tile_count(p, hidden, inter) * tile_bytes(f, form);
 }
 
 /// Place (in elements, 0..63) of column c of a chunk: step j = (c % 16) / 4 of lane t = c / 16.

@@ -20,66 +20,92 @@ __host__ __device__ uint64_t mix(uint64_t v) {
   return v ^ v >> 31;
 }
 
-/// Random bytes; scale bytes (after the codes of every tile) get `low` + random below `range`.
-/// BF16 tiles get values around 2.
-__global__ void fill_kernel(uint64_t* data, int64_t words, int tile_words, int code_words,
-                            uint32_t low, uint32_t range, bool bf16, bool e4m3, uint64_t seed) {
+enum class Fill { kBytes, kBf16, kE4m3, kFloats };
+
+/// Random words; BF16 values around 2, E4M3 codes around 1, FP32 in [0.5, 1).
+__global__ void fill_kernel(uint64_t* data, int64_t words, Fill fill, uint64_t seed) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < words;
        i += int64_t{gridDim.x} * blockDim.x) {
     uint64_t v = mix(seed + static_cast<uint64_t>(i));
-    if (tile_words > 0 && i % tile_words >= code_words) {
-      uint64_t scales = 0;
-      for (int b = 0; b < 8; ++b) scales |= (low + (v >> 8 * b & 0xFF) % range) << 8 * b;
-      v = scales;
-    } else if (bf16) {
-      v = (v & 0x80FF80FF80FF80FFull) | 0x3F003F003F003F00ull;
-    } else if (e4m3) {
-      v = (v & 0x8F8F8F8F8F8F8F8Full) | 0x3030303030303030ull;
-    }
+    if (fill == Fill::kBf16) v = (v & 0x80FF80FF80FF80FFull) | 0x3F003F003F003F00ull;
+    if (fill == Fill::kE4m3) v = (v & 0x8F8F8F8F8F8F8F8Full) | 0x3030303030303030ull;
+    if (fill == Fill::kFloats) v = (v & 0x007FFFFF007FFFFFull) | 0x3F0000003F000000ull;
     data[i] = v;
   }
 }
 
-void fill_packed(const DeviceBuffer& buffer, FormatId f, uint64_t seed) {
-  const uint32_t low = f == FormatId::kNvfp4 ? 0x30 : f == FormatId::kMxfp4 ? 125 : 126;
-  const uint32_t range = f == FormatId::kNvfp4 ? 16 : 3;
-  fill_kernel<<<2048, 256>>>(buffer.as<uint64_t>(), buffer.bytes() / 8, tile_bytes(f) / 8,
-                             tile_code_bytes(f) / 8, low, range, f == FormatId::kBf16,
-                             f == FormatId::kMxfp8, seed);
-  must(cudaGetLastError(), "fill");
+/// Scale bytes near 1.0: E4M3 with a spread of 3.4 codes in a row and of some between rows; E8M0 of
+/// two neighbouring values a row and rare others.
+__global__ void fill_scales_kernel(uint8_t* data, int64_t rows, int64_t cols, bool e8m0,
+                                   uint64_t seed) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * cols;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const uint64_t v = mix(seed + static_cast<uint64_t>(i));
+    const uint64_t of_row = mix(seed ^ (0x1234567ull + static_cast<uint64_t>(i / cols) * 977));
+    if (e8m0) {
+      int value = 125 + static_cast<int>(of_row % 2) + static_cast<int>(v & 1);
+      if ((v >> 8) % 200 == 0) value -= 1 + static_cast<int>((v >> 32) % 4);
+      data[i] = static_cast<uint8_t>(value);
+    } else {
+      int sum = 0;
+      for (int b = 0; b < 4; ++b) sum += static_cast<int>(v >> 8 * b & 0xFF);
+      const int value = 0x37 + static_cast<int>(of_row % 3) + (sum - 510) * 10 / 435;
+      data[i] = (v >> 40) % 4096 == 0 ? 0 : static_cast<uint8_t>(value);
+    }
+  }
 }
 
-/// Unpacks and packs again if the shape is not made of whole tiles.
-int64_t plane_row_bytes(FormatId f, int64_t cols);
-void clear_padding(DeviceBuffer& packed, const MoeShape& s, Product product) {
-  if (s.hidden % kTileCols == 0 && s.inter % kTileCols == 0) return;
-  const bool down = product == Product::kDown;
-  const int64_t rows = s.experts * (down ? s.hidden : s.inter), cols = down ? s.inter : s.hidden;
-  const int64_t codes = rows * plane_row_bytes(s.format, cols);
-  const int64_t scales = s.format == FormatId::kBf16 ? 0 : rows * (cols / group_cols(s.format));
-  DeviceBuffer planes(2 * (codes + scales)), flags(4);
-  auto* base = planes.as<uint8_t>();
-  const PackArgs args{s.format,
-                      product,
-                      s.experts,
-                      s.hidden,
-                      s.inter,
-                      {base, base + 2 * codes},
-                      {base + codes, base + 2 * codes + scales},
-                      packed.as<uint8_t>()};
-  must(launch_unpack(args, nullptr), "unpack");
-  must(launch_pack(args, flags.as<int>(), nullptr), "pack");
-  must(cudaDeviceSynchronize(), "pack");
+int64_t plane_row_bytes(FormatId f, int64_t cols) { return formats::code_row_bytes(f, cols); }
+/// Scale bytes of one matrix.
+int64_t plane_scale_bytes(FormatId f, int64_t rows, int64_t cols) {
+  if (f == FormatId::kBf16) return 0;
+  if (f == FormatId::kFp8Block) return (rows + 127) / 128 * ((cols + 127) / 128) * 4;
+  return rows * (cols / group_cols(f));
 }
 
-int64_t plane_row_bytes(FormatId f, int64_t cols) {
-  return f == FormatId::kBf16 ? cols * 2 : f == FormatId::kMxfp8 ? cols : cols / 2;
-}
+/// Random checkpoint planes of one projection: gate and up, or down alone.
+struct Planes {
+  Planes(FormatId f, Product product, const MoeShape& s, uint64_t seed)
+      : down(product == Product::kDown),
+        rows(down ? s.hidden : s.inter),
+        cols(down ? s.inter : s.hidden),
+        code_bytes(s.experts * rows * plane_row_bytes(f, cols)),
+        scale_bytes((s.experts * plane_scale_bytes(f, rows, cols) + 15) / 16 * 16),
+        matrices(down ? 1 : 2),
+        codes(matrices * code_bytes + 16),
+        scales(matrices * scale_bytes + 16) {
+    const Fill fill = f == FormatId::kBf16                                ? Fill::kBf16
+                      : f == FormatId::kMxfp8 || f == FormatId::kFp8Block ? Fill::kE4m3
+                                                                          : Fill::kBytes;
+    fill_kernel<<<2048, 256>>>(codes.as<uint64_t>(), codes.bytes() / 8, fill, seed);
+    if (f == FormatId::kFp8Block) {
+      fill_kernel<<<64, 256>>>(scales.as<uint64_t>(), scales.bytes() / 8, Fill::kFloats, seed + 1);
+    } else if (scale_bytes > 0) {
+      const bool e8m0 = f == FormatId::kMxfp4 || f == FormatId::kMxfp8;
+      for (int i = 0; i < matrices; ++i) {
+        fill_scales_kernel<<<2048, 256>>>(scale_plane(i), s.experts * rows, cols / group_cols(f),
+                                          e8m0, mix(seed + 2 + static_cast<uint64_t>(i)));
+      }
+    }
+    must(cudaGetLastError(), "fill");
+  }
+  uint8_t* code_plane(int i) const { return codes.as<uint8_t>() + i * code_bytes; }
+  uint8_t* scale_plane(int i) const { return scales.as<uint8_t>() + i * scale_bytes; }
+  RowPlanes row_planes(int i) const {
+    return i < matrices ? RowPlanes{code_plane(i), scale_plane(i)} : RowPlanes{};
+  }
+  bool down;
+  int64_t rows, cols, code_bytes, scale_bytes;
+  int matrices;
+  DeviceBuffer codes, scales;
+};
 
 /// Decoded rows of one matrix of one expert, without its factor.
 std::vector<float> decode_plane(FormatId f, int64_t rows, int64_t cols, const uint8_t* codes,
                                 const uint8_t* scales) {
   formats::MatrixView view;
+  view.block_rows = view.block_cols = 128;
+  view.nf3_levels = formats::kNf3Levels;
   view.format = f;
   view.scale_kind = formats::block_format(f).scale;
   view.rows = rows;
@@ -88,6 +114,9 @@ std::vector<float> decode_plane(FormatId f, int64_t rows, int64_t cols, const ui
   view.scales = reinterpret_cast<const std::byte*>(scales);
   std::vector<float> out(static_cast<size_t>(rows * cols));
   formats::decode_rows(view, 0, rows, out.data());
+  if (f == FormatId::kNf3) {  // the kernels' weights are BF16, rounded once
+    for (float& v : out) v = __bfloat162float(__float2bfloat16(v));
+  }
   return out;
 }
 
@@ -97,13 +126,13 @@ struct ExpertFloats {
 
 ExpertFloats decode_expert(const LayerWeights& layer, int64_t expert) {
   const MoeShape& s = layer.shape;
-  const FormatId f = s.format;
   ExpertFloats out;
   for (const Product product : {Product::kGateUp, Product::kDown}) {
     const bool down = product == Product::kDown;
+    const FormatId f = down ? layer.formats.down : layer.formats.gate_up;
     const int64_t rows = down ? s.hidden : s.inter, cols = down ? s.inter : s.hidden;
-    const int64_t codes = rows * plane_row_bytes(f, cols);
-    const int64_t scales = f == FormatId::kBf16 ? 0 : rows * (cols / group_cols(f));
+    const int64_t codes = (rows * plane_row_bytes(f, cols) + 15) / 16 * 16;
+    const int64_t scales = (plane_scale_bytes(f, rows, cols) + 15) / 16 * 16;
     DeviceBuffer planes(2 * (codes + scales + 16));
     PackArgs args;
     args.format = f;
@@ -114,7 +143,7 @@ ExpertFloats decode_expert(const LayerWeights& layer, int64_t expert) {
     auto* base = planes.as<uint8_t>();
     args.first = {base, base + 2 * codes};
     args.second = {base + codes, base + 2 * codes + scales};
-    args.packed = (down ? layer.down : layer.gate_up).as<uint8_t>() +
+    args.packed = (down ? layer.down : layer.gate_up).tiles.as<uint8_t>() +
                   expert * packed_bytes(f, product, s.hidden, s.inter);
     must(launch_unpack(args, nullptr), "unpack");
     std::vector<uint8_t> host(static_cast<size_t>(2 * (codes + scales)));
@@ -177,15 +206,99 @@ DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
 DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
 
 void fill_random(uint8_t* data, int64_t bytes, uint64_t seed) {
-  fill_kernel<<<1024, 256>>>(reinterpret_cast<uint64_t*>(data), bytes / 8, 0, 0, 0, 1, false, false,
-                             seed);
+  fill_kernel<<<1024, 256>>>(reinterpret_cast<uint64_t*>(data), bytes / 8, Fill::kBytes, seed);
+  must(cudaGetLastError(), "fill");
+}
+void fill_scales(uint8_t* data, int64_t rows, int64_t cols, bool e8m0, uint64_t seed) {
+  fill_scales_kernel<<<2048, 256>>>(data, rows, cols, e8m0, seed);
   must(cudaGetLastError(), "fill");
 }
 
-LayerWeights::LayerWeights(const MoeShape& s, uint64_t seed)
+PackedProjection::PackedProjection(FormatId f, ScaleForm form, Product product, const MoeShape& s,
+                                   uint64_t seed)
+    : format(f),
+      tiles(s.experts * packed_bytes(f, product, s.hidden, s.inter, form)),
+      form_(form),
+      bases_(form == ScaleForm::kCsf ? s.experts * row_blocks(product, s.hidden, s.inter) * 64 : 0),
+      begins_(form == ScaleForm::kCsf ? (s.experts * tile_count(product, s.hidden, s.inter) + 1) * 4
+                                      : 0),
+      exceptions_(form == ScaleForm::kCsf ? s.experts * s.hidden * s.inter / 64 + 1024 : 0) {
+  const Planes planes(f, product, s, seed);
+  DeviceBuffer flags(4);
+  must(cudaMemset(flags.data(), 0, 4), "flags");
+  const PackArgs pack{f,
+                      product,
+                      s.experts,
+                      s.hidden,
+                      s.inter,
+                      planes.row_planes(0),
+                      planes.row_planes(1),
+                      tiles.as<uint8_t>(),
+                      form};
+  must(launch_pack(pack, flags.as<int>(), nullptr), "pack");
+  int found = 0;
+  must(cudaMemcpy(&found, flags.data(), 4, cudaMemcpyDeviceToHost), "flags");
+  if (found != 0) must(cudaErrorInvalidValue, "random weights with pack flags");
+  if (form != ScaleForm::kCsf) return;
+  const CsfStack stack{csf_kind_of(f), s.experts, planes.rows, planes.cols / group_cols(f)};
+  CsfIndexArgs index{f,
+                     product,
+                     s.experts,
+                     s.hidden,
+                     s.inter,
+                     {},
+                     {},
+                     tiles.as<uint8_t>(),
+                     bases_.as<uint16_t>(),
+                     begins_.as<uint32_t>(),
+                     exceptions_.as<uint32_t>()};
+  const int64_t fixed = s.experts * codec::csf_fixed_bytes(stack.kind, stack.rows, stack.cols);
+  const int64_t cells = s.experts * stack.rows * stack.cols;
+  const int64_t capacity = cells / 8 + 1024;
+  std::vector<DeviceBuffer> keep;
+  for (int i = 0; i < planes.matrices; ++i) {
+    DeviceBuffer& fixed_bytes = keep.emplace_back((fixed + 15) / 16 * 16);
+    auto* fixed_data = fixed_bytes.as<uint8_t>();
+    auto* words = keep.emplace_back(capacity * 4).as<uint32_t>();
+    auto* begins = keep.emplace_back((s.experts * stack.rows + 1) * 4).as<uint32_t>();
+    void* scratch = keep.emplace_back(csf_encode_scratch_bytes(stack)).data();
+    CsfSource& source = i == 0 ? index.first : index.second;
+    source = {{fixed_data, words, begins, capacity}, stack.rows, 0};
+    must(csf_encode(stack, planes.scale_plane(i), source.streams, scratch, nullptr), "csf_encode");
+    uint32_t count = 0;
+    must(cudaMemcpy(&count, begins + s.experts * stack.rows, 4, cudaMemcpyDeviceToHost), "count");
+    exception_count_ += count;
+    if (count > capacity || exception_count_ * 4 > exceptions_.bytes()) {
+      must(cudaErrorInvalidValue, "more CSF exceptions than expected");
+    }
+  }
+  DeviceBuffer scratch(csf_index_scratch_bytes(index));
+  must(csf_index(index, scratch.data(), nullptr), "csf_index");
+  must(cudaDeviceSynchronize(), "csf");
+}
+
+ExpertMatrices PackedProjection::view() const {
+  ExpertMatrices m;
+  m.format = format;
+  m.scale_form = form_;
+  m.tiles = tiles.data();
+  m.csf = {bases_.as<uint16_t>(), begins_.as<uint32_t>(), exceptions_.as<uint32_t>()};
+  for (size_t i = 0; i < 8; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, &formats::kNf3Levels[i], 4);
+    m.levels[i] = static_cast<uint16_t>(bits >> 16);
+  }
+  return m;
+}
+int64_t PackedProjection::bytes() const {
+  return tiles.bytes() + bases_.bytes() + begins_.bytes() + 4 * exception_count_;
+}
+
+LayerWeights::LayerWeights(const MoeShape& s, const LayerFormats& f, uint64_t seed)
     : shape(s),
-      gate_up(s.experts * packed_bytes(s.format, Product::kGateUp, s.hidden, s.inter)),
-      down(s.experts * packed_bytes(s.format, Product::kDown, s.hidden, s.inter)),
+      formats(f),
+      gate_up(f.gate_up, f.scales, Product::kGateUp, s, mix(seed)),
+      down(f.down, f.scales, Product::kDown, s, mix(seed + 1)),
       factors(3 * s.experts * 4),
       biases(s.experts * (2 * s.inter + s.hidden) * 4),
       host_factors(static_cast<size_t>(3 * s.experts)),
@@ -196,20 +309,21 @@ LayerWeights::LayerWeights(const MoeShape& s, uint64_t seed)
   must(
       cudaMemcpy(biases.data(), host_biases.data(), host_biases.size() * 4, cudaMemcpyHostToDevice),
       "upload biases");
-  fill_packed(gate_up, s.format, mix(seed));
-  fill_packed(down, s.format, mix(seed + 1));
-  // Padding must be what packing makes of it: zeros.
-  clear_padding(gate_up, s, Product::kGateUp);
-  clear_padding(down, s, Product::kDown);
+  auto rms = [](FormatId id) {
+    return id == FormatId::kBf16                                 ? 0.9
+           : id == FormatId::kMxfp8 || id == FormatId::kFp8Block ? 1.2
+           : id == FormatId::kNf3                                ? 0.7
+                                                                 : 3.2;
+  };
   // Gate and up get different factors, as two independent global scales would.
-  const double rms = s.format == FormatId::kBf16 ? 0.9 : s.format == FormatId::kMxfp8 ? 1.4 : 3.2;
   for (int64_t e = 0; e < s.experts; ++e) {
     const double jitter = 1.0 + 0.01 * static_cast<double>(e % 17);
-    const double unit = register_unit(s.format);
+    const double up_unit = register_unit(f.gate_up) / (rms(f.gate_up) * std::sqrt(s.hidden));
+    const double down_unit = register_unit(f.down) / (rms(f.down) * std::sqrt(s.inter));
     const auto i = static_cast<size_t>(e), n = static_cast<size_t>(s.experts);
-    host_factors[i] = static_cast<float>(unit * jitter / (rms * std::sqrt(s.hidden)));
-    host_factors[n + i] = static_cast<float>(unit * 1.3 / jitter / (rms * std::sqrt(s.hidden)));
-    host_factors[2 * n + i] = static_cast<float>(unit * jitter / (rms * std::sqrt(s.inter)));
+    host_factors[i] = static_cast<float>(up_unit * jitter);
+    host_factors[n + i] = static_cast<float>(up_unit * 1.3 / jitter);
+    host_factors[2 * n + i] = static_cast<float>(down_unit * jitter);
   }
   must(cudaMemcpy(factors.data(), host_factors.data(), host_factors.size() * 4,
                   cudaMemcpyHostToDevice),
@@ -218,8 +332,9 @@ LayerWeights::LayerWeights(const MoeShape& s, uint64_t seed)
 
 MoeWeights LayerWeights::view() const {
   MoeWeights w;
-  w.gate_up = gate_up.data();
-  w.down = down.data();
+  w.experts = shape.experts;
+  w.gate_up = gate_up.view();
+  w.down = down.view();
   w.gate_factor = factors.as<float>();
   w.up_factor = factors.as<float>() + shape.experts;
   w.down_factor = factors.as<float>() + 2 * shape.experts;
@@ -233,6 +348,7 @@ MoeWeights LayerWeights::view() const {
 
 LayerInput::LayerInput(const MoeShape& s, int64_t n, uint64_t seed)
     : tokens(n),
+      dense(s.experts == 1 && s.top_k == 1),
       host_x(static_cast<size_t>(n * s.hidden)),
       x(n * s.hidden * 2),
       ids(n * s.top_k * 4),
@@ -280,9 +396,11 @@ MoeArgs LayerInput::args(DeviceBuffer& y) const {
   MoeArgs a;
   a.x = x.data();
   a.tokens = tokens;
-  a.ids = ids.as<int32_t>();
-  a.weights = weights.as<float>();
-  a.y = y.data();
+  if (!dense) {
+    a.ids = ids.as<int32_t>();
+    a.weights = weights.as<float>();
+  }
+  a.y = y.as<float>();
   return a;
 }
 
@@ -302,7 +420,8 @@ std::vector<double> reference_token(const LayerWeights& layer, const LayerInput&
   for (int64_t i = 0; i < s.hidden; ++i) {
     x[static_cast<size_t>(i)] = bf16_value(input.host_x[static_cast<size_t>(token * s.hidden + i)]);
   }
-  const double unit = register_unit(s.format);
+  const double unit = register_unit(layer.formats.gate_up);
+  const double down_unit = register_unit(layer.formats.down);
   for (int64_t k = 0; k < s.top_k; ++k) {
     const auto slot = static_cast<size_t>(token * s.top_k + k);
     const auto e = static_cast<size_t>(input.host_ids[slot]), n = static_cast<size_t>(s.experts);
@@ -320,30 +439,31 @@ std::vector<double> reference_token(const LayerWeights& layer, const LayerInput&
     });
     parallel_rows(s.hidden, [&](int64_t r) {
       const double v = dot(w.down.data() + r * s.inter, h.data(), s.inter);
-      y[static_cast<size_t>(r)] += static_cast<double>(input.host_weights[slot]) *
-                                   (v * layer.host_factors[2 * n + e] / unit + on * down_bias[r]);
+      y[static_cast<size_t>(r)] +=
+          static_cast<double>(input.host_weights[slot]) *
+          (v * layer.host_factors[2 * n + e] / down_unit + on * down_bias[r]);
     });
   }
   return y;
 }
 
-std::vector<uint16_t> download_bf16(const DeviceBuffer& buffer, int64_t count) {
-  std::vector<uint16_t> host(static_cast<size_t>(count));
-  must(cudaMemcpy(host.data(), buffer.data(), host.size() * 2, cudaMemcpyDeviceToHost), "download");
+std::vector<float> download_floats(const DeviceBuffer& buffer, int64_t count) {
+  std::vector<float> host(static_cast<size_t>(count));
+  must(cudaMemcpy(host.data(), buffer.data(), host.size() * 4, cudaMemcpyDeviceToHost), "download");
   return host;
 }
 
-double relative_error(const uint16_t* y, const std::vector<double>& reference) {
+double relative_error(const float* y, const std::vector<double>& reference) {
   double difference = 0, norm = 0;
   for (size_t i = 0; i < reference.size(); ++i) {
-    const double d = static_cast<double>(bf16_value(y[i])) - reference[i];
+    const double d = static_cast<double>(y[i]) - reference[i];
     difference += d * d;
     norm += reference[i] * reference[i];
   }
   return std::sqrt(difference / norm);
 }
 
-MoeShape parse_shape(const std::string& text, const std::string& format) {
+MoeShape parse_shape(const std::string& text) {
   MoeShape s;
   long long e = 0, h = 0, i = 0, k = 0;
   if (text == "qwen") {
@@ -354,19 +474,30 @@ MoeShape parse_shape(const std::string& text, const std::string& format) {
     e = 256, h = 6144, i = 256, k = 8;
   } else if (text == "gptoss") {
     e = 128, h = 2880, i = 2880, k = 4;
+  } else if (text == "30b") {
+    e = 128, h = 2048, i = 768, k = 8;
   } else if (std::sscanf(text.c_str(), "%lld,%lld,%lld,%lld", &e, &h, &i, &k) != 4) {
-    std::fprintf(stderr, "shape '%s': qwen, glm, tp8, gptoss or E,H,I,K\n", text.c_str());
+    std::fprintf(stderr, "shape '%s': qwen, glm, tp8, gptoss, 30b or E,H,I,K\n", text.c_str());
     std::exit(2);
   }
   s.experts = e, s.hidden = h, s.inter = i, s.top_k = k;
-  for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8, FormatId::kBf16}) {
-    if (formats::block_format(f).name == format) {
-      s.format = f;
-      return s;
+  return s;
+}
+
+LayerFormats parse_formats(const std::string& text) {
+  const size_t plus = text.find('+');
+  auto find = [](const std::string& name) {
+    for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8, FormatId::kBf16,
+                             FormatId::kFp8Block, FormatId::kNf3}) {
+      if (formats::block_format(f).name == name) return f;
     }
-  }
-  std::fprintf(stderr, "format '%s': nvfp4, mxfp4, mxfp8 or bf16\n", format.c_str());
-  std::exit(2);
+    std::fprintf(stderr, "format '%s' has no MoE kernel\n", name.c_str());
+    std::exit(2);
+  };
+  LayerFormats f;
+  f.gate_up = find(text.substr(0, plus));
+  f.down = plus == std::string::npos ? f.gate_up : find(text.substr(plus + 1));
+  return f;
 }
 
 }  // namespace nibble::kernels::cuda

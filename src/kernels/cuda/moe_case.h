@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/csf_index.h"
 #include "kernels/cuda/moe_layer.h"
 #include "kernels/cuda/packing.h"
 
@@ -38,42 +39,75 @@ class DeviceBuffer {
   int64_t bytes_ = 0;
 };
 
-/// Random packed weights of all experts of one layer: any codes; scales near 1; per-expert factors
-/// that give gate, up and down outputs near 1 for inputs near 1.
+/// Formats of a layer's projections and the form of their scales.
+struct LayerFormats {
+  FormatId gate_up = FormatId::kNvfp4, down = FormatId::kNvfp4;
+  ScaleForm scales = ScaleForm::kPlain;
+};
+
+/// One projection of all experts on the device, packed from random checkpoint planes: any codes;
+/// scales spread around 1 so that CSF has 1 to 2 % exceptions (NVFP4) or 0.5 % (MX). The planes are
+/// those of `seed`, whatever the form of the scales.
+class PackedProjection {
+ public:
+  PackedProjection(FormatId format, ScaleForm form, Product product, const MoeShape& shape,
+                   uint64_t seed);
+  ExpertMatrices view() const;
+  /// Bytes that a kernel reads, over all experts.
+  int64_t bytes() const;
+  FormatId format;
+  DeviceBuffer tiles;
+
+ private:
+  ScaleForm form_;
+  DeviceBuffer bases_, begins_, exceptions_;
+  int64_t exception_count_ = 0;
+};
+
+/// Random packed weights of all experts of one layer, with per-expert factors that give gate, up
+/// and down outputs near 1 for inputs near 1.
 struct LayerWeights {
-  LayerWeights(const MoeShape& shape, uint64_t seed);
+  LayerWeights(const MoeShape& shape, const LayerFormats& formats, uint64_t seed);
   MoeWeights view() const;
   MoeShape shape;
-  DeviceBuffer gate_up, down, factors;  // factors: gate, up, down [3][experts]
-  DeviceBuffer biases;  // gate, up [experts][inter], down [experts][hidden]; used with kGptOss
+  LayerFormats formats;
+  PackedProjection gate_up, down;
+  DeviceBuffer factors;  // gate, up, down [3][experts]
+  DeviceBuffer biases;   // gate, up [experts][inter], down [experts][hidden]; used with kGptOss
   std::vector<float> host_factors, host_biases;
 };
 
-/// x [tokens, hidden] BF16 of normal values; ids distinct in a token, uniform; weights sum to 1.
+/// x [tokens, hidden] BF16 of normal values; with experts = top_k = 1 no ids or weights, else ids
+/// distinct in a token, uniform; weights sum to 1.
 struct LayerInput {
   LayerInput(const MoeShape& shape, int64_t tokens, uint64_t seed);
   int64_t active_experts() const;
   MoeArgs args(DeviceBuffer& y) const;
   int64_t tokens;
+  bool dense;
   std::vector<uint16_t> host_x;
   std::vector<int32_t> host_ids;
   std::vector<float> host_weights;
   DeviceBuffer x, ids, weights;
 };
 
-/// One token's exact result: weights unpacked, decoded by formats::decode_rows, products in double;
-/// nothing is rounded but the checkpoint's own values.
+/// One token's exact result (plain scales): weights unpacked, decoded by formats::decode_rows,
+/// products in double; nothing is rounded but the checkpoint's own values.
 std::vector<double> reference_token(const LayerWeights& layer, const LayerInput& input,
                                     int64_t token);
 
-std::vector<uint16_t> download_bf16(const DeviceBuffer& buffer, int64_t count);
+std::vector<float> download_floats(const DeviceBuffer& buffer, int64_t count);
 float bf16_value(uint16_t bits);
 /// Norm of the difference over the norm of the reference; NaN if any value is NaN.
-double relative_error(const uint16_t* y, const std::vector<double>& reference);
+double relative_error(const float* y, const std::vector<double>& reference);
 
-/// "qwen", "glm", "tp8", "gptoss" or "E,H,I,K"; format by name. Ends the program on nonsense.
-MoeShape parse_shape(const std::string& shape, const std::string& format);
+/// "qwen", "glm", "tp8", "gptoss", "30b" or "E,H,I,K". Ends the program on nonsense.
+MoeShape parse_shape(const std::string& shape);
+/// "nvfp4", ... or "nvfp4+mxfp4" (gate_up + down).
+LayerFormats parse_formats(const std::string& name);
 
 void fill_random(uint8_t* data, int64_t bytes, uint64_t seed);
+/// Scale bytes as PackedProjection has them.
+void fill_scales(uint8_t* data, int64_t rows, int64_t cols, bool e8m0, uint64_t seed);
 
 }  // namespace nibble::kernels::cuda

@@ -1,9 +1,11 @@
 // Correctness of the MoE layer on the GPU at hand; exit code 0 means all checks passed.
-//   moe_cuda_check [nvfp4|mxfp4|mxfp8|bf16 ...]
+//   moe_cuda_check [small] [nvfp4|mxfp4|mxfp8|bf16|fp8_block|nf3|mixed|groups|dense ...]
 // For every format and shape: unpack(pack(x)) is x; results against the double reference; equal
-// bits for both geometries, for every token alone, and over repeated runs.
+// bits for all geometries, for every token alone, for compressed scales and over repeated runs.
+// `small`: few cases, for compute-sanitizer.
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
 
 #include "kernels/cuda/moe_case.h"
@@ -13,32 +15,35 @@ namespace {
 
 int failures = 0;
 int checks = 0;
+bool small = false;
 void expect(bool ok, const std::string& what) {
   ++checks;
   if (ok) return;
   ++failures;
   std::printf("FAILED %s\n", what.c_str());
+  std::fflush(stdout);
 }
 
-std::string name_of(const MoeShape& s) {
-  return cat(formats::block_format(s.format).name, " E", s.experts, " H", s.hidden, " I", s.inter,
+std::string name_of(const MoeShape& s, const LayerFormats& f) {
+  const std::string up(formats::block_format(f.gate_up).name);
+  const std::string down(formats::block_format(f.down).name);
+  return cat(up == down ? up : cat(up, "+", down), " E", s.experts, " H", s.hidden, " I", s.inter,
              " k", s.top_k);
 }
 
 /// Random checkpoint planes -> pack -> unpack: the same bytes, negative scales included.
-void check_packing(const MoeShape& s) {
+void check_packing(const MoeShape& s, FormatId f) {
   for (const Product product : {Product::kGateUp, Product::kDown}) {
     const bool down = product == Product::kDown;
     const int64_t rows = down ? s.hidden : s.inter, cols = down ? s.inter : s.hidden;
-    const int64_t code_bytes = s.experts * rows *
-                               (s.format == FormatId::kBf16    ? cols * 2
-                                : s.format == FormatId::kMxfp8 ? cols
-                                                               : cols / 2);
-    const int64_t scale_bytes =
-        s.format == FormatId::kBf16 ? 0 : s.experts * rows * (cols / group_cols(s.format));
+    const int64_t code_bytes = s.experts * rows * formats::code_row_bytes(f, cols);
+    const int64_t scale_bytes = f == FormatId::kBf16 ? 0
+                                : f == FormatId::kFp8Block
+                                    ? s.experts * ((rows + 127) / 128) * ((cols + 127) / 128) * 4
+                                    : s.experts * rows * (cols / group_cols(f));
     const int64_t total = (2 * (code_bytes + scale_bytes) + 7) / 8 * 8;
     DeviceBuffer before(total), after(total), flags(4);
-    DeviceBuffer packed(s.experts * packed_bytes(s.format, product, s.hidden, s.inter));
+    DeviceBuffer packed(s.experts * packed_bytes(f, product, s.hidden, s.inter));
     fill_random(before.as<uint8_t>(), total, 77);
     must(cudaMemset(after.data(), 0xEE, static_cast<size_t>(total)), "memset");
     must(cudaMemset(flags.data(), 0, 4), "memset");
@@ -46,8 +51,8 @@ void check_packing(const MoeShape& s) {
       return RowPlanes{b.as<uint8_t>() + i * code_bytes,
                        b.as<uint8_t>() + 2 * code_bytes + i * scale_bytes};
     };
-    PackArgs args{s.format, product,           s.experts,         s.hidden,
-                  s.inter,  planes(before, 0), planes(before, 1), packed.as<uint8_t>()};
+    PackArgs args{f,       product,           s.experts,         s.hidden,
+                  s.inter, planes(before, 0), planes(before, 1), packed.as<uint8_t>()};
     must(launch_pack(args, flags.as<int>(), nullptr), "pack");
     args.first = planes(after, 0);
     args.second = planes(after, 1);
@@ -60,90 +65,226 @@ void check_packing(const MoeShape& s) {
     const auto at = static_cast<size_t>(2 * code_bytes);
     expect(std::memcmp(a.data(), b.data(), half) == 0 &&
                std::memcmp(a.data() + at, b.data() + at, scales) == 0,
-           cat("unpack(pack) ", name_of(s), down ? " down" : " gate_up"));
+           cat("unpack(pack) ", name_of(s, {f, f}), down ? " down" : " gate_up"));
   }
 }
 
 struct Runner {
-  explicit Runner(const LayerWeights& l, int64_t max_tokens)
-      : layer(l),
-        workspace(moe_workspace_bytes(l.shape, max_tokens)),
-        y(max_tokens * l.shape.hidden * 2) {
+  Runner(const MoeShape& s, int64_t max_tokens)
+      : shape(s), workspace(moe_workspace_bytes(s, max_tokens)), y(max_tokens * s.hidden * 4) {
     must(cudaMemset(workspace.data(), 0xFF, static_cast<size_t>(workspace.bytes())), "poison");
+    must(cudaMemset(workspace.data(), 0, kMoeZeroedBytes), "zero");
   }
-  std::vector<uint16_t> run(const LayerInput& input, Geometry geometry) {
-    must(cudaMemset(y.data(), 0xFF, static_cast<size_t>(input.tokens * layer.shape.hidden * 2)),
-         "poison");
-    must(moe_layer(layer.shape, layer.view(), input.args(y), workspace.data(), nullptr, geometry),
-         "moe_layer");
+  std::vector<float> run(const MoeGroups& weights, MoeArgs args, Geometry geometry) {
+    const auto bytes = static_cast<size_t>(args.tokens * shape.hidden * 4);
+    args.y = y.as<float>();
+    must(cudaMemset(y.data(), 0xFF, bytes), "poison");
+    must(moe_layer(shape, weights, args, workspace.data(), nullptr, geometry), "moe_layer");
     must(cudaDeviceSynchronize(), "moe_layer run");
-    return download_bf16(y, input.tokens * layer.shape.hidden);
+    return download_floats(y, args.tokens * shape.hidden);
   }
-  const LayerWeights& layer;
+  MoeShape shape;
   DeviceBuffer workspace, y;
 };
 
-void check_layer(const MoeShape& s, const std::vector<int64_t>& token_counts, double bound) {
-  const LayerWeights layer(s, 5);
-  Runner runner(layer, token_counts.back());
+bool same(const std::vector<float>& a, const float* b) {
+  return std::memcmp(a.data(), b, a.size() * 4) == 0;
+}
+MoeArgs token_of(const MoeShape& s, const LayerInput& input, DeviceBuffer& y, int64_t t) {
+  MoeArgs one = input.args(y);
+  one.x = static_cast<const uint8_t*>(one.x) + t * s.hidden * 2;
+  if (one.ids != nullptr) {
+    one.ids += t * s.top_k;
+    one.weights += t * s.top_k;
+  }
+  one.tokens = 1;
+  return one;
+}
+
+/// Experts 0, 2, 4, ... of one layer and 1, 3, 5, ... of another as two groups.
+struct TwoGroups {
+  TwoGroups(const LayerWeights& even, const LayerWeights& odd) {
+    const int64_t half = even.shape.experts;
+    std::vector<int32_t> host;
+    for (int64_t e = 0; e < 2 * half; ++e) {
+      host.push_back(static_cast<int32_t>(e % 2 == 0 ? e / 2 : half + e / 2));
+    }
+    rank = std::make_unique<DeviceBuffer>(2 * half * 4);
+    must(cudaMemcpy(rank->data(), host.data(), host.size() * 4, cudaMemcpyHostToDevice), "rank");
+    weights[0] = even.view();
+    weights[1] = odd.view();
+  }
+  MoeGroups view() const { return {weights, rank->as<int32_t>()}; }
+  MoeWeights weights[2];
+  std::unique_ptr<DeviceBuffer> rank;
+};
+
+constexpr double kBound = 6e-3;
+
+void check_layer(const MoeShape& s, const LayerFormats& f, std::vector<int64_t> token_counts) {
+  if (small) token_counts = {token_counts.front(), 9};
+  const LayerWeights layer(s, f, 5);
+  const MoeWeights view = layer.view();
+  const MoeGroups weights{{&view, 1}, nullptr};
+  const bool csf = has_csf(f.gate_up) && has_csf(f.down);
+  std::unique_ptr<LayerWeights> csf_layer;
+  if (csf) {
+    csf_layer =
+        std::make_unique<LayerWeights>(s, LayerFormats{f.gate_up, f.down, ScaleForm::kCsf}, 5);
+  }
+  Runner runner(s, std::max(token_counts.back(), token_counts.front()));
+  const std::string name = name_of(s, f);
   double worst = 0;
   for (const int64_t tokens : token_counts) {
     const LayerInput input(s, tokens, static_cast<uint64_t>(tokens));
-    const auto narrow = runner.run(input, Geometry::kNarrow);
-    const auto wide = runner.run(input, Geometry::kWide);
-    expect(narrow == wide, cat("narrow = wide ", name_of(s), " M", tokens));
+    const MoeArgs args = input.args(runner.y);
+    const auto narrow = runner.run(weights, args, Geometry::kNarrow);
+    expect(same(narrow, runner.run(weights, args, Geometry::kWide).data()),
+           cat("narrow = wide ", name, " M", tokens));
+    if (tokens * s.top_k <= 32 && tokens <= 8 && f.gate_up == f.down) {
+      for (const Geometry g : {Geometry::kFew, Geometry::kFewest}) {
+        expect(same(narrow, runner.run(weights, args, g).data()),
+               cat("narrow = few ", name, " M", tokens, " geometry ", static_cast<int>(g)));
+      }
+    }
+    if (csf) {
+      const MoeWeights packed = csf_layer->view();
+      for (const Geometry g : {Geometry::kAuto, Geometry::kNarrow, Geometry::kWide}) {
+        expect(same(narrow, runner.run({{&packed, 1}, nullptr}, args, g).data()),
+               cat("CSF = plain ", name, " M", tokens, " geometry ", static_cast<int>(g)));
+      }
+    }
     for (const int64_t t : {int64_t{0}, tokens / 2, tokens - 1}) {
       const double error =
           relative_error(narrow.data() + t * s.hidden, reference_token(layer, input, t));
       worst = error > worst || error != error ? error : worst;
-      expect(error < bound, cat("reference ", name_of(s), " M", tokens, " token ", t, ": ", error));
+      expect(error < kBound, cat("reference ", name, " M", tokens, " token ", t, ": ", error));
+      if (small) break;
     }
     // A token alone: the same bits.
-    for (int64_t t = 0; t < tokens; t += tokens < 20 ? 1 : 13) {
-      MoeArgs one = input.args(runner.y);
-      DeviceBuffer y(s.hidden * 2);
-      one.x = static_cast<const uint8_t*>(one.x) + t * s.hidden * 2;
-      one.ids += t * s.top_k;
-      one.weights += t * s.top_k;
-      one.tokens = 1;
-      one.y = y.data();
-      must(moe_layer(s, layer.view(), one, runner.workspace.data(), nullptr), "one token");
-      must(cudaDeviceSynchronize(), "one token run");
-      const auto alone = download_bf16(y, s.hidden);
-      expect(std::memcmp(alone.data(), narrow.data() + t * s.hidden, alone.size() * 2) == 0,
-             cat("alone = batch ", name_of(s), " M", tokens, " token ", t));
+    for (int64_t t = 0; t < tokens; t += tokens < 20 && !small ? 1 : 13) {
+      const auto alone = runner.run(weights, token_of(s, input, runner.y, t), Geometry::kAuto);
+      expect(same(alone, narrow.data() + t * s.hidden),
+             cat("alone = batch ", name, " M", tokens, " token ", t));
+    }
+    // Something added last, also in place.
+    DeviceBuffer add(tokens * s.hidden * 4);
+    std::vector<float> host(narrow.size());
+    for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i % 37) * 0.25f - 4.0f;
+    for (const Geometry g : {Geometry::kAuto, Geometry::kWide}) {
+      must(cudaMemcpy(add.data(), host.data(), host.size() * 4, cudaMemcpyHostToDevice), "add");
+      MoeArgs in_place = args;
+      in_place.add = in_place.y = add.as<float>();
+      must(moe_layer(s, weights, in_place, runner.workspace.data(), nullptr, g), "in place");
+      must(cudaDeviceSynchronize(), "in place");
+      const auto sum = download_floats(add, tokens * s.hidden);
+      bool equal = true;
+      for (size_t i = 0; i < sum.size(); ++i) equal = equal && sum[i] == narrow[i] + host[i];
+      expect(equal, cat("y + add ", name, " M", tokens));
     }
   }
-  const LayerInput input(s, token_counts.back(), 99);
-  const auto first = runner.run(input, Geometry::kAuto);
-  int different = 0;
-  for (int i = 0; i < 100; ++i) different += runner.run(input, Geometry::kAuto) == first ? 0 : 1;
-  expect(different == 0, cat("100 repeats ", name_of(s), ": ", different, " differ"));
-  std::printf("%-40s worst relative error %.2e\n", name_of(s).c_str(), worst);
+  for (const int64_t tokens : {token_counts.front(), token_counts.back()}) {
+    const LayerInput input(s, tokens, 99);
+    const MoeArgs args = input.args(runner.y);
+    const auto first = runner.run(weights, args, Geometry::kAuto);
+    int different = 0;
+    for (int i = 0; i < (small ? 2 : 100); ++i) {
+      different += same(first, runner.run(weights, args, Geometry::kAuto).data()) ? 0 : 1;
+    }
+    expect(different == 0, cat("100 repeats ", name, " M", tokens, ": ", different, " differ"));
+  }
+  std::printf("%-44s worst relative error %.2e\n", name.c_str(), worst);
+  std::fflush(stdout);
+}
+
+/// Two groups of different formats against one launch of each alone: per-slot sums do not change.
+void check_groups(const MoeShape& half, const char* even_format, const char* odd_format) {
+  MoeShape s = half;
+  s.experts *= 2;
+  const LayerWeights even(half, parse_formats(even_format), 5),
+      odd(half, parse_formats(odd_format), 6);
+  const TwoGroups groups(even, odd);
+  for (const int64_t tokens : {1, 5, 33, 200}) {
+    LayerInput input(s, tokens, static_cast<uint64_t>(tokens) + 7);
+    Runner runner(s, tokens);
+    const auto narrow = runner.run(groups.view(), input.args(runner.y), Geometry::kNarrow);
+    expect(same(narrow, runner.run(groups.view(), input.args(runner.y), Geometry::kWide).data()),
+           cat("groups narrow = wide M", tokens));
+    // Token 0 by the reference: each group's experts alone, the others' weights zero.
+    std::vector<double> sum(static_cast<size_t>(s.hidden), 0.0);
+    for (int g = 0; g < 2; ++g) {
+      LayerInput part(s, tokens, static_cast<uint64_t>(tokens) + 7);
+      for (size_t k = 0; k < static_cast<size_t>(s.top_k); ++k) {
+        const int32_t id = part.host_ids[k];
+        if (id % 2 != g) part.host_weights[k] = 0.0f;
+        part.host_ids[k] = id / 2;
+      }
+      const auto y = reference_token(g == 0 ? even : odd, part, 0);
+      for (size_t i = 0; i < y.size(); ++i) sum[i] += y[i];
+    }
+    const double error = relative_error(narrow.data(), sum);
+    expect(error < kBound, cat("groups reference M", tokens, ": ", error));
+    std::printf("groups %s and %s M%lld: error %.2e\n", even_format, odd_format,
+                static_cast<long long>(tokens), error);
+  }
+}
+
+void check_format(const std::string& format) {
+  const LayerFormats f = parse_formats(format);
+  const bool big = format == "nvfp4" || format == "mxfp4";
+  if (f.gate_up == f.down) {
+    for (const char* shape : {"16,256,128,4", "8,320,96,3", "5,2880,2880,4"}) {
+      if (!small || shape[0] != '5') check_packing(parse_shape(shape), f.gate_up);
+    }
+  }
+  if (small) {
+    check_layer(parse_shape("8,320,96,3"), f, {1, 9});
+    check_layer(parse_shape("1,512,256,1"), f, {1, 9});
+    return;
+  }
+  check_layer(parse_shape("16,256,128,4"), f, {1, 2, 3, 7, 8, 9, 17, 33, 64, 129, 300});
+  check_layer(parse_shape("8,320,96,3"), f, {1, 5, 31, 300});
+  check_layer(parse_shape("1,512,256,1"), f, {1, 4, 8, 9, 16, 17, 300});  // dense
+  MoeShape clamped = parse_shape("16,256,192,4");
+  clamped.activation = Activation::kSiluLimit;
+  clamped.limit = 0.8f;
+  check_layer(clamped, f, {1, 20, 300});
+  clamped.activation = Activation::kGptOss;  // with biases
+  clamped.alpha = 1.702f;
+  check_layer(clamped, f, {1, 20, 300});
+  if (big) {
+    check_layer(parse_shape("16,4096,2048,8"), f, {1, 3, 7, 64, 300});
+    check_layer(parse_shape("16,2560,640,10"), f, {1, 3, 7, 300});
+    check_layer(parse_shape("16,6144,256,8"), f, {1, 7, 300});
+    check_layer(parse_shape("16,2880,2880,4"), f, {1, 7, 300});
+    check_layer(parse_shape("32,2048,768,8"), f, {1, 2, 4, 300});
+  } else {
+    check_layer(parse_shape("16,2048,768,8"), f, {1, 4, 300});
+  }
 }
 
 int run(int argc, char** argv) {
-  std::vector<std::string> formats(argv + 1, argv + argc);
-  if (formats.empty()) formats = {"nvfp4", "mxfp4", "mxfp8", "bf16"};
-  for (const std::string& format : formats) {
-    for (const char* shape : {"16,256,128,4", "8,320,96,3", "5,2880,2880,4"}) {
-      check_packing(parse_shape(shape, format));
+  std::vector<std::string> formats;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "small") {
+      small = true;
+    } else {
+      formats.emplace_back(argv[i]);
     }
-    check_layer(parse_shape("16,256,128,4", format), {1, 2, 3, 7, 8, 9, 17, 33, 64, 129, 300},
-                6e-3);
-    check_layer(parse_shape("8,320,96,3", format), {1, 5, 31, 300}, 6e-3);
-    MoeShape clamped = parse_shape("16,256,192,4", format);
-    clamped.activation = Activation::kSiluLimit;
-    clamped.limit = 0.8f;
-    check_layer(clamped, {1, 20, 300}, 6e-3);
-    clamped.activation = Activation::kGptOss;  // with biases
-    clamped.alpha = 1.702f;
-    check_layer(clamped, {1, 20, 300}, 6e-3);
-    if (format == "nvfp4" || format == "mxfp4") {
-      check_layer(parse_shape("16,4096,2048,8", format), {1, 7, 64, 300}, 6e-3);
-      check_layer(parse_shape("16,2560,640,10", format), {1, 7, 300}, 6e-3);
-      check_layer(parse_shape("16,6144,256,8", format), {1, 7, 300}, 6e-3);
-      check_layer(parse_shape("16,2880,2880,4", format), {1, 7, 300}, 6e-3);
+  }
+  if (formats.empty()) {
+    formats = {"nvfp4", "mxfp4", "mxfp8", "bf16", "fp8_block", "nf3", "mixed", "groups"};
+  }
+  for (const std::string& format : formats) {
+    if (format == "mixed") {
+      check_layer(parse_shape("16,256,128,4"), parse_formats("nvfp4+mxfp8"), {1, 9, 300});
+      check_layer(parse_shape("16,512,256,4"), parse_formats("mxfp4+bf16"), {1, 9, 300});
+      check_layer(parse_shape("16,512,256,4"), parse_formats("nf3+fp8_block"), {1, 9, 300});
+    } else if (format == "groups") {
+      check_groups(parse_shape("8,512,256,4"), "nvfp4", "mxfp8");
+      check_groups(parse_shape("8,512,256,4"), "nf3+nvfp4", "fp8_block");
+    } else {
+      check_format(format);
     }
   }
   std::printf("%d checks, %d failed\n", checks, failures);

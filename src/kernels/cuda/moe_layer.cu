@@ -17,43 +17,87 @@ Error cuda_error(const char* what, cudaError_t error) {
   return Error(Code::kInternal, cat(what, ": ", cudaGetErrorString(error)));
 }
 
-Result<StreamKernel> find_kernel(FormatId format, Geometry geometry) {
-  switch (format) {
-    case FormatId::kNvfp4: return stream_kernel_nvfp4(geometry);
-    case FormatId::kMxfp4: return stream_kernel_mxfp4(geometry);
-    case FormatId::kMxfp8: return stream_kernel_mxfp8(geometry);
+Result<StreamKernel> find_kernel(const ExpertMatrices& m, Geometry geometry) {
+  switch (m.format) {
+    case FormatId::kNvfp4: return stream_kernel_nvfp4(m.scale_form, geometry);
+    case FormatId::kMxfp4: return stream_kernel_mxfp4(m.scale_form, geometry);
+    case FormatId::kMxfp8: return stream_kernel_mxfp8(m.scale_form, geometry);
     case FormatId::kBf16: return stream_kernel_bf16(geometry);
+    case FormatId::kFp8Block: return stream_kernel_fp8_block(geometry);
+    case FormatId::kNf3: return stream_kernel_nf3(geometry);
     default:
       return Error(Code::kUnsupported,
-                   cat("CUDA experts in format ", formats::block_format(format).name,
-                       ": no kernel; nvfp4, mxfp4, mxfp8 and bf16 have one"));
+                   cat("CUDA experts in format ", formats::block_format(m.format).name,
+                       ": no kernel; nvfp4, mxfp4, mxfp8, bf16, fp8_block and nf3 have one"));
   }
 }
 
-Result<void> check(const MoeShape& shape, const MoeWeights& weights, const MoeArgs& args) {
-  const int64_t group = shape.format == FormatId::kBf16 ? 8 : group_cols(shape.format);
+Result<void> check_matrices(const ExpertMatrices& m, const MoeShape& shape) {
+  if (m.scale_form == ScaleForm::kCsf && !has_csf(m.format)) {
+    return Error(Code::kUnsupported,
+                 cat("compressed scales of format ", formats::block_format(m.format).name));
+  }
+  const int64_t group = group_cols(m.format);
+  if (shape.hidden % group != 0 || shape.inter % group != 0) {
+    return Error(
+        Code::kInvalidArgument,
+        cat("MoE shape: hidden ", shape.hidden, " and intermediate ", shape.inter,
+            " must be multiples of ", group, " for ", formats::block_format(m.format).name));
+  }
+  const bool csf = m.scale_form == ScaleForm::kCsf;
+  if (m.tiles == nullptr || (csf && (m.csf.bases == nullptr || m.csf.exceptions == nullptr ||
+                                     m.csf.exception_begin == nullptr))) {
+    return Error(Code::kInvalidArgument, "MoE layer: a required pointer is null");
+  }
+  return {};
+}
+
+Result<void> check(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args) {
   if (shape.experts < 1 || shape.experts > 1024 || shape.top_k < 1 || shape.hidden < 1 ||
-      shape.inter < 1 || shape.hidden % group != 0 || shape.inter % group != 0) {
+      shape.inter < 1 || shape.hidden % 4 != 0) {
     return Error(Code::kInvalidArgument,
                  cat("MoE shape: experts ", shape.experts, " (1..1024), top-k ", shape.top_k,
-                     ", hidden ", shape.hidden, " and intermediate ", shape.inter,
-                     " must be positive multiples of ", group));
+                     ", hidden ", shape.hidden, " (a multiple of 4), intermediate ", shape.inter));
   }
   if (args.tokens < 1 || args.tokens * shape.top_k > (int64_t{1} << 28)) {
     return Error(Code::kInvalidArgument, cat("MoE tokens: ", args.tokens));
   }
-  const bool missing = args.x == nullptr || args.ids == nullptr || args.weights == nullptr ||
-                       args.y == nullptr || weights.gate_up == nullptr || weights.down == nullptr ||
-                       weights.gate_factor == nullptr || weights.up_factor == nullptr ||
-                       weights.down_factor == nullptr;
-  if (missing) return Error(Code::kInvalidArgument, "MoE layer: a required pointer is null");
+  const bool dense = args.ids == nullptr;
+  if (dense && (shape.experts != 1 || shape.top_k != 1)) {
+    return Error(Code::kInvalidArgument, "MoE layer: no ids, but more than one expert or top-k");
+  }
+  if (args.x == nullptr || args.y == nullptr || (!dense && args.weights == nullptr)) {
+    return Error(Code::kInvalidArgument, "MoE layer: a required pointer is null");
+  }
+  int64_t experts = 0;
+  for (const MoeWeights& w : weights.groups) {
+    experts += w.experts;
+    NIBBLE_TRY(check_matrices(w.gate_up, shape));
+    NIBBLE_TRY(check_matrices(w.down, shape));
+    if (w.gate_factor == nullptr || w.up_factor == nullptr || w.down_factor == nullptr ||
+        (w.gate_bias == nullptr) != (w.up_bias == nullptr)) {
+      return Error(Code::kInvalidArgument, "MoE layer: a required pointer is null");
+    }
+  }
+  const size_t groups = weights.groups.size();
+  if (groups < 1 || groups > kMaxGroups || experts != shape.experts ||
+      (groups > 1 && weights.rank == nullptr)) {
+    return Error(Code::kInvalidArgument,
+                 cat("MoE layer: ", groups, " groups (1..", kMaxGroups, ") with ", experts,
+                     " experts of ", shape.experts, ", several groups with a rank map"));
+  }
   return {};
 }
 
-Geometry choose(const MoeShape& shape, int64_t tokens) {
-  const double slots = static_cast<double>(tokens * shape.top_k);
-  return slots / static_cast<double>(shape.experts) > kWideRows ? Geometry::kWide
-                                                                : Geometry::kNarrow;
+/// One kernel can run both products if they are packed alike.
+bool alike(const MoeWeights& w) {
+  return w.gate_up.format == w.down.format && w.gate_up.scale_form == w.down.scale_form;
+}
+
+bool few_fits(const MoeShape& shape, const MoeGroups& weights, int64_t tokens) {
+  return weights.groups.size() == 1 && weights.rank == nullptr && alike(weights.groups[0]) &&
+         tokens <= kFewTokens && tokens * shape.top_k <= kFewSlots &&
+         shape.hidden <= kFewBlocks * kTileRows;
 }
 
 struct DeviceFacts {
@@ -76,6 +120,25 @@ Result<DeviceFacts> device_facts() {
   return facts;
 }
 
+bool is_few(Geometry geometry) {
+  return geometry == Geometry::kFewest || geometry == Geometry::kFew;
+}
+
+Geometry choose(const MoeShape& shape, const MoeGroups& weights, int64_t tokens,
+                const DeviceFacts& device) {
+  const int64_t slots = tokens * shape.top_k;
+  if (few_fits(shape, weights, tokens)) {
+    // With so few items a second CTA an SM would only deal them out unevenly.
+    const int64_t up = slots * row_blocks(Product::kGateUp, shape.hidden, shape.inter) / 2;
+    const int64_t down = slots * row_blocks(Product::kDown, shape.hidden, shape.inter) / 2;
+    return up <= device.processors && down <= 2 * device.processors ? Geometry::kFewest
+                                                                    : Geometry::kFew;
+  }
+  return static_cast<double>(slots) / static_cast<double>(shape.experts) > kWideRows
+             ? Geometry::kWide
+             : Geometry::kNarrow;
+}
+
 }  // namespace
 
 MoeWorkspace carve_workspace(const MoeShape& shape, int64_t tokens, std::byte* base) {
@@ -89,7 +152,8 @@ MoeWorkspace carve_workspace(const MoeShape& shape, int64_t tokens, std::byte* b
     at += round_up(bytes, 1024);
     return p;
   };
-  work.counters = reinterpret_cast<int*>(take(8));
+  work.few = reinterpret_cast<FewCounters*>(take(kMoeZeroedBytes));
+  work.counters = reinterpret_cast<int*>(take(kCounters * 4));
   work.tiles = reinterpret_cast<TokenTile*>(take(max_tiles * int64_t{sizeof(TokenTile)}));
   work.done = reinterpret_cast<int*>(take(max_tiles * 4));
   work.slot_of_row = reinterpret_cast<int*>(take(work.capacity * 4));
@@ -105,26 +169,77 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens) {
   return carve_workspace(shape, max_tokens, nullptr).bytes;
 }
 
-Result<void> moe_layer(const MoeShape& shape, const MoeWeights& weights, const MoeArgs& args,
-                       void* workspace, cudaStream_t stream, Geometry geometry) {
-  NIBBLE_TRY(check(shape, weights, args));
-  NIBBLE_TRY(const DeviceFacts device, device_facts());
-  if (geometry == Geometry::kAuto) geometry = choose(shape, args.tokens);
-  if (device.major != 9) geometry = Geometry::kNarrow;  // wgmma is Hopper's alone
-  NIBBLE_TRY(const StreamKernel kernel, find_kernel(shape.format, geometry));
+namespace {
+
+Result<void> launch_products(const StreamKernel& kernel, const StreamArgs& args,
+                             const DeviceFacts& device, cudaStream_t stream) {
   cudaError_t e = cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        static_cast<int>(kernel.smem_bytes));
   if (e != cudaSuccess) return cuda_error("shared memory of the MoE kernel", e);
-  StreamArgs stream_args = {shape, weights,
-                            carve_workspace(shape, args.tokens, static_cast<std::byte*>(workspace)),
-                            args.weights};
-  e = launch_route(shape, args, stream_args.work, kernel.tile_tokens, stream);
-  if (e != cudaSuccess) return cuda_error("route kernel", e);
   e = launch_overlapped(kernel.kernel, device.processors * kernel.ctas_per_sm, kernel.threads,
-                        kernel.smem_bytes, stream, stream_args);
+                        kernel.smem_bytes, stream, args);
   if (e != cudaSuccess) return cuda_error("MoE kernel", e);
-  e = launch_reduce(shape, args, stream_args.work, stream);
-  if (e != cudaSuccess) return cuda_error("reduce kernel", e);
+  return {};
+}
+
+/// The products of every group, each in one launch or (gate_up and down packed differently) two.
+Result<void> launch_groups(const MoeGroups& weights, StreamArgs args, Geometry geometry,
+                           const DeviceFacts& device, cudaStream_t stream) {
+  for (size_t g = 0; g < weights.groups.size(); ++g) {
+    const MoeWeights& w = weights.groups[g];
+    args.weights = w;
+    args.group = static_cast<int>(g);
+    for (const bool down : {false, true}) {
+      if (down && alike(w)) continue;
+      NIBBLE_TRY(const StreamKernel kernel, find_kernel(down ? w.down : w.gate_up, geometry));
+      args.products = alike(w) ? kRunGateUp | kRunDown : down ? kRunDown : kRunGateUp;
+      args.next_item = 2 * args.group + (down ? 1 : 0);
+      NIBBLE_TRY(launch_products(kernel, args, device, stream));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
+                       void* workspace, cudaStream_t stream, Geometry geometry) {
+  NIBBLE_TRY(check(shape, weights, args));
+  NIBBLE_TRY(const DeviceFacts device, device_facts());
+  if (geometry == Geometry::kAuto) geometry = choose(shape, weights, args.tokens, device);
+  if (is_few(geometry) && !few_fits(shape, weights, args.tokens)) {
+    return Error(Code::kInvalidArgument, "MoE layer: too many slots for this geometry");
+  }
+  // wgmma is Hopper's alone.
+  if (device.major != 9 && geometry == Geometry::kWide) geometry = Geometry::kNarrow;
+  StreamArgs stream_args = {};
+  stream_args.shape = shape;
+  stream_args.work = carve_workspace(shape, args.tokens, static_cast<std::byte*>(workspace));
+  stream_args.router_weights = args.weights;
+  stream_args.x = static_cast<const uint8_t*>(args.x);
+  stream_args.ids = args.ids;
+  stream_args.add = args.add;
+  stream_args.y = args.y;
+  stream_args.slots = static_cast<int>(args.tokens * shape.top_k);
+  const bool sums = shape.top_k > 1 || args.add != nullptr;
+  if (!sums) stream_args.work.partial = args.y;  // the only share is the result
+  if (is_few(geometry)) {
+    return launch_groups(weights, stream_args, geometry, device, stream);
+  }
+  int tile_tokens = INT32_MAX;  // one list of token tiles serves all launches
+  for (const MoeWeights& w : weights.groups) {
+    for (const ExpertMatrices* m : {&w.gate_up, &w.down}) {
+      NIBBLE_TRY(const StreamKernel kernel, find_kernel(*m, geometry));
+      tile_tokens = std::min(tile_tokens, kernel.tile_tokens);
+    }
+  }
+  cudaError_t e = launch_route(shape, weights, args, stream_args.work, tile_tokens, stream);
+  if (e != cudaSuccess) return cuda_error("route kernel", e);
+  NIBBLE_TRY(launch_groups(weights, stream_args, geometry, device, stream));
+  if (sums) {
+    e = launch_reduce(shape, args, stream_args.work, stream);
+    if (e != cudaSuccess) return cuda_error("reduce kernel", e);
+  }
   return {};
 }
 

@@ -1,14 +1,16 @@
-// One MoE feed-forward layer on an NVIDIA GPU: from hidden states and top-k choices to the weighted
-// sum of the experts' outputs. Weights stay in their 4-bit (or 8-bit, or BF16) packed form
-// (layout.h) and are expanded in registers; activations are BF16, sums FP32.
+// One MoE (or dense) feed-forward layer on an NVIDIA GPU: from hidden states and top-k choices to
+// the weighted sum of the experts' outputs. Weights stay in their packed form (layout.h), plain or
+// with compressed scales, and are expanded in registers; activations are BF16, sums FP32.
 //
-// Left to others: router logits and top-k, shared experts, loading.
+// Left to others: router logits and top-k, loading, packing (packing.h), compressing
+// (csf_encode.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/result.h"
 #include "kernels/cuda/layout.h"
@@ -21,20 +23,39 @@ enum class Activation : uint8_t {
   kSiluLimit,  // silu(min(gate, limit)) * clamp(up, -limit, limit)
 };
 
-/// What does not change from step to step.
+/// What does not change from step to step. A dense MLP or a shared expert is a layer with
+/// experts = 1, top_k = 1 and MoeArgs::ids = null.
 struct MoeShape {
-  FormatId format = FormatId::kNvfp4;  // of gate, up and down of every expert
   int64_t experts = 0, hidden = 0, inter = 0, top_k = 0;
   Activation activation = Activation::kSilu;
   float limit = 0.0f, alpha = 1.0f;
 };
 
-/// Packed weights of all experts, on the device (packing.h). The factors are FP32 [experts]: what
-/// an accumulator is multiplied with, that is the matrix's global scale times register_unit().
-/// Biases are FP32 [experts, inter], [experts, inter] and [experts, hidden], or null.
+/// The compressed scales of one projection, made by csf_index.h. Device memory.
+struct CsfScales {
+  const uint16_t* bases = nullptr;            // [experts][row blocks][32]: low | high << 8 by lane
+  const uint32_t* exception_begin = nullptr;  // [experts * row blocks * chunks + 1], by tile
+  /// (value << 24) + (chunk << 8) + byte of the tile's plain scales; ascending in a tile
+  const uint32_t* exceptions = nullptr;
+};
+
+/// One projection's packed matrices of all experts of a group: gate and up together (which must
+/// have one format) or down.
+struct ExpertMatrices {
+  FormatId format = FormatId::kNvfp4;
+  ScaleForm scale_form = ScaleForm::kPlain;
+  const std::byte* tiles = nullptr;  // [experts][packed_bytes]
+  CsfScales csf;                     // with ScaleForm::kCsf
+  uint16_t levels[8] = {};           // NF3: BF16 bits, ascending
+};
+
+/// Packed weights of a group of experts, on the device. The factors are FP32 [experts]: what an
+/// accumulator is multiplied with, that is the matrix's global scale times register_unit() (for
+/// biased NF3 also 2^-bias). Biases are FP32 [experts, inter], [experts, inter] and [experts,
+/// hidden], or null.
 struct MoeWeights {
-  const std::byte* gate_up = nullptr;  // [experts][packed_bytes(kGateUp)]
-  const std::byte* down = nullptr;     // [experts][packed_bytes(kDown)]
+  int64_t experts = 0;  // of this group
+  ExpertMatrices gate_up, down;
   const float* gate_factor = nullptr;
   const float* up_factor = nullptr;
   const float* down_factor = nullptr;
@@ -43,34 +64,47 @@ struct MoeWeights {
   const float* down_bias = nullptr;
 };
 
-/// All pointers are device memory, 16-byte aligned. y must not overlap x.
+/// Experts of a layer in up to kMaxGroups groups of different formats. With one group the map is
+/// null. Otherwise rank[e] (device, [shape.experts]) numbers the experts group by group: expert
+/// e is number rank[e] - (experts of the groups before) of its group.
+constexpr int kMaxGroups = 4;
+struct MoeGroups {
+  std::span<const MoeWeights> groups;
+  const int32_t* rank = nullptr;
+};
+
+/// All pointers are device memory, 16-byte aligned. y must not overlap x; it may be `add`.
 struct MoeArgs {
   const void* x = nullptr;  // [tokens, hidden] BF16
   int64_t tokens = 0;
-  const int32_t* ids = nullptr;    // [tokens, top_k], each in [0, experts)
-  const float* weights = nullptr;  // [tokens, top_k]
-  void* y = nullptr;               // [tokens, hidden] BF16
+  const int32_t* ids = nullptr;    // [tokens, top_k], each in [0, experts); null: dense
+  const float* weights = nullptr;  // [tokens, top_k]; null if dense (weight 1)
+  const float* add = nullptr;      // [tokens, hidden] or null: added last (shared expert, residual)
+  float* y = nullptr;              // [tokens, hidden]
 };
 
 /// Which kernel geometry runs; kAuto picks by the mean number of rows an expert gets. The result's
 /// bits do not depend on it.
-enum class Geometry : uint8_t { kAuto, kNarrow, kWide };
+enum class Geometry : uint8_t { kAuto, kFewest, kFew, kNarrow, kWide };
 
+constexpr int64_t kMoeZeroedBytes = 32768;
 /// Device bytes that moe_layer needs for up to `max_tokens` tokens. Host arithmetic.
 int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens);
 
 /// Queues the layer on `stream` and returns: no allocation, no host synchronisation, safe to
 /// capture. `workspace` is device memory of moe_workspace_bytes(shape, >= tokens), 256-byte
-/// aligned; layers that run one after another may share it.
+/// aligned; its first kMoeZeroedBytes must be zero before the first use and are zero after every
+/// call. Layers of any shape that run one after another may share it.
 ///
-/// Numerics: weights exact; gate, up and down FP32 sums over K in one fixed order; the activation's
-/// result rounded to BF16; y = BF16(sum over k, in the order of ids, of FP32(weight * down)). One
-/// row's bits depend on that row alone: not on the batch, the geometry or the run. No float
-/// atomics.
+/// Numerics: weights exact (NF3: level * scale rounded to BF16 once); gate, up and down FP32 sums
+/// over K in one fixed order; the activation's result rounded to BF16; y = (sum over k, in the
+/// order of ids, of FP32(weight * down)) + add. One row's bits depend on that row alone: not on the
+/// batch, the geometry, the form of the scales or the run. No float atomics.
 ///
-/// Errors: kInvalidArgument (shape, null pointer), kUnsupported (format or device), kInternal (the
-/// launch failed); with the first two nothing was queued.
-Result<void> moe_layer(const MoeShape& shape, const MoeWeights& weights, const MoeArgs& args,
+/// Errors: kInvalidArgument (shape, null pointer), kUnsupported (format or device; gate and up of
+/// different formats have no form here at all), kInternal (the launch failed); with the first two
+/// nothing was queued.
+Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
                        void* workspace, cudaStream_t stream, Geometry geometry = Geometry::kAuto);
 
 }  // namespace nibble::kernels::cuda

@@ -1,31 +1,44 @@
-// The two products of the layer in one persistent kernel; one instance per format, in a file of its
-// own (moe_stream_<format>.cu).
+// The two products of the layer in one persistent kernel; one instance per format, form of scales
+// and geometry, in a file per format (moe_stream_<format>.cu).
 #pragma once
 
 #include "kernels/cuda/workspace.h"
 
 namespace nibble::kernels::cuda {
 
+constexpr int kRunGateUp = 1, kRunDown = 2;  // StreamArgs::products
+
 struct StreamArgs {
   MoeShape shape;
-  MoeWeights weights;
+  MoeWeights weights;  // of the launch's group
   MoeWorkspace work;
-  const float* router_weights;  // [slots]
+  const float* router_weights;  // [slots]; null: 1
+  int group;                    // its tiles are those from counters[kGroupTiles + group]
+  int next_item;                // index of the launch's ticket counter
+  int products;
+  // Geometry::kFew alone:
+  const uint8_t* x;  // [tokens, hidden] BF16
+  const int32_t* ids;
+  const float* add;
+  float* y;
+  int slots;
 };
 
-/// A launchable instance: the kernel for one format and geometry.
+/// A launchable instance; kernel == nullptr: there is none.
 struct StreamKernel {
-  void (*kernel)(StreamArgs);
-  int threads;
-  int row_blocks;   // row blocks a CTA multiplies at once
-  int tile_tokens;  // largest token tile
-  int ctas_per_sm;
-  size_t smem_bytes;
+  void (*kernel)(StreamArgs) = nullptr;
+  int threads = 0;
+  int row_blocks = 0;   // row blocks a CTA multiplies at once
+  int tile_tokens = 0;  // largest token tile
+  int ctas_per_sm = 0;
+  size_t smem_bytes = 0;
 };
 
-StreamKernel stream_kernel_nvfp4(Geometry geometry);
-StreamKernel stream_kernel_mxfp4(Geometry geometry);
-StreamKernel stream_kernel_mxfp8(Geometry geometry);
+StreamKernel stream_kernel_nvfp4(ScaleForm form, Geometry geometry);
+StreamKernel stream_kernel_mxfp4(ScaleForm form, Geometry geometry);
+StreamKernel stream_kernel_mxfp8(ScaleForm form, Geometry geometry);
 StreamKernel stream_kernel_bf16(Geometry geometry);
+StreamKernel stream_kernel_fp8_block(Geometry geometry);
+StreamKernel stream_kernel_nf3(Geometry geometry);
 
 }  // namespace nibble::kernels::cuda

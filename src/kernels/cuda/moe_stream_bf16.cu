@@ -3,7 +3,7 @@
 namespace nibble::kernels::cuda {
 
 StreamKernel stream_kernel_bf16(Geometry geometry) {
-  return pick_stream_kernel<FormatId::kBf16>(geometry);
+  return pick_stream_kernel<FormatId::kBf16, ScaleForm::kPlain>(geometry);
 }
 
 }  // namespace nibble::kernels::cuda

@@ -2,8 +2,10 @@
 
 namespace nibble::kernels::cuda {
 
-StreamKernel stream_kernel_mxfp8(Geometry geometry) {
-  return pick_stream_kernel<FormatId::kMxfp8>(geometry);
+StreamKernel stream_kernel_mxfp8(ScaleForm form, Geometry geometry) {
+  return form == ScaleForm::kCsf
+             ? pick_stream_kernel<FormatId::kMxfp8, ScaleForm::kCsf>(geometry)
+             : pick_stream_kernel<FormatId::kMxfp8, ScaleForm::kPlain>(geometry);
 }
 
 }  // namespace nibble::kernels::cuda

@@ -2,8 +2,10 @@
 
 namespace nibble::kernels::cuda {
 
-StreamKernel stream_kernel_nvfp4(Geometry geometry) {
-  return pick_stream_kernel<FormatId::kNvfp4>(geometry);
+StreamKernel stream_kernel_nvfp4(ScaleForm form, Geometry geometry) {
+  return form == ScaleForm::kCsf
+             ? pick_stream_kernel<FormatId::kNvfp4, ScaleForm::kCsf>(geometry)
+             : pick_stream_kernel<FormatId::kNvfp4, ScaleForm::kPlain>(geometry);
 }
 
 }  // namespace nibble::kernels::cuda

@@ -11,13 +11,20 @@
 // waits for its token tile's rows of h (work.done). Since items are taken in order by running CTAs,
 // the wait ends whatever number of CTAs is resident.
 //
+// Geometry::kFew does without the kernels before and after: every CTA sorts the few slots by
+// itself, rows of x are gathered on their way into shared memory, and whoever brings the last
+// expert's share of a token's 64 channels adds them all. Its first item goes by the order in which
+// CTAs start.
+//
 // Roles in a CTA: warp 0 takes items and streams weights into the ring; it runs ahead, also over
 // the wait for h, so that weights keep coming from memory between the products. Warp 1 streams
-// activations. kGroups warpgroups multiply, one row block each.
+// activations, warp 2 (compressed scales only) expands scales. kGroups warpgroups multiply, one row
+// block each.
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/stream_multiply.cuh"
+#include "kernels/cuda/stream_scales.cuh"
 
 namespace nibble::kernels::cuda {
 
@@ -29,13 +36,14 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
   const bool down = uniform(item.product) == static_cast<int>(Product::kDown);
   const int chunk_count = uniform(item.chunk_count);
   // Fetched here, so that the latency passes before the epilogue needs them.
+  const LevelTable table = level_table((down ? args.weights.down : args.weights.gate_up).levels);
   const float factor = (down ? args.weights.down_factor : args.weights.gate_factor)[item.expert];
   const float up_factor = args.weights.up_factor[item.expert];
   if constexpr (G::kWarpMma) {
-    multiply_by_warps<G, kTokens>(acc, ring, group, chunk_count, warp, lane);
+    multiply_by_warps<G, kTokens>(acc, ring, table, group, chunk_count, warp, lane);
   } else {
 #if defined(NIBBLE_HAS_WGMMA)
-    multiply<G, kTokens>(acc, ring, group, chunk_count, warp, lane);
+    multiply<G, kTokens>(acc, ring, table, group, chunk_count, warp, lane);
 #else
     __trap();  // moe_layer() does not launch this geometry here
 #endif
@@ -46,14 +54,36 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
                     warp, lane);
     proxy_fence();  // h is read by the bulk copy engine
     named_barrier(1 + group, 128);
-    if (warp == 0 && lane == 0) add_release(args.work.done + item.tile, 1);
+    if (warp == 0 && lane == 0) {
+      int* done = G::kFew ? reinterpret_cast<int*>(args.work.few->up_done) : args.work.done;
+      add_release(done + item.tile, 1);
+    }
   } else {
     named_barrier(1 + group, 128);  // the tile's slots and router weights are written
-    const int* slots = reinterpret_cast<int*>(moe_smem + G::kRows) + group * 2 * G::kTileTokens;
+    int* slots = reinterpret_cast<int*>(moe_smem + G::kRows) + group * 2 * G::kTileTokens;
     store_weighted(args, acc, item.expert, factor, block, item.rows, warp, lane, slots,
                    reinterpret_cast<const float*>(slots + G::kTileTokens));
+    if constexpr (G::kFew) {
+      // The router weights are used up, so their place takes the flags.
+      finish_tokens<G::kTileTokens>(args, few_tiles<G>().tiles[item.tile], item.tile, block, group,
+                                    warp * 32 + lane, slots, slots + G::kTileTokens);
+    }
     named_barrier(1 + group, 128);
   }
+}
+
+/// The smallest multiple of 16 tokens, from kTokens on, that holds the item's `rows`.
+template <typename G, int kTokens>
+__device__ __forceinline__ void run_wide_item(const StreamArgs& args, const WorkItem& item,
+                                              Ring<G>& ring, int group, int warp, int lane,
+                                              int rows) {
+  if constexpr (kTokens < G::kTileTokens) {
+    if (rows > kTokens) {
+      run_wide_item<G, kTokens + 16>(args, item, ring, group, warp, lane, rows);
+      return;
+    }
+  }
+  run_item<G, kTokens>(args, item, ring, group, warp, lane);
 }
 
 template <typename G>
@@ -61,30 +91,13 @@ __device__ __forceinline__ void run_item_of(const StreamArgs& args, const WorkIt
                                             Ring<G>& ring, int group, int warp, int lane) {
   const int n = uniform(item.rows);
   if constexpr (G::kWarpMma) {
-    static_assert(G::kTileTokens == 16);
-    if (n <= 8) {
+    if (G::kTileTokens == 8 || n <= 8) {
       run_item<G, 8>(args, item, ring, group, warp, lane);
     } else {
       run_item<G, 16>(args, item, ring, group, warp, lane);
     }
   } else {
-    if (n <= 16) {
-      run_item<G, 16>(args, item, ring, group, warp, lane);
-    } else if (n <= 32) {
-      run_item<G, 32>(args, item, ring, group, warp, lane);
-    } else if (n <= 48) {
-      run_item<G, 48>(args, item, ring, group, warp, lane);
-    } else if (n <= 64) {
-      run_item<G, 64>(args, item, ring, group, warp, lane);
-    } else if (n <= 80) {
-      run_item<G, 80>(args, item, ring, group, warp, lane);
-    } else if (n <= 96) {
-      run_item<G, 96>(args, item, ring, group, warp, lane);
-    } else if (n <= 112) {
-      run_item<G, 112>(args, item, ring, group, warp, lane);
-    } else {
-      run_item<G, 128>(args, item, ring, group, warp, lane);
-    }
+    run_wide_item<G, 16>(args, item, ring, group, warp, lane, n);
   }
 }
 
@@ -99,7 +112,7 @@ __device__ __forceinline__ void consume(const StreamArgs& args, int group, int w
     if (uniform(item.product) < 0) return;
     if (group >= uniform(item.blocks)) {  // past the last row block: only keep the ring turning
       for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
-        mbarrier_wait(ring.full(), ring.phase);
+        ring.wait_full();
         if (lane == 0) mbarrier_arrive(ring.empty());
         ring.advance();
       }
@@ -109,9 +122,15 @@ __device__ __forceinline__ void consume(const StreamArgs& args, int group, int w
       if (item.product == static_cast<int>(Product::kDown) && thread < item.rows) {
         // Fetched here, so that the latency passes before the epilogue needs them.
         int* slots = reinterpret_cast<int*>(moe_smem + G::kRows) + group * 2 * G::kTileTokens;
-        const int slot = args.work.slot_of_row[item.row_begin + thread];
+        int slot;
+        if constexpr (G::kFew) {
+          slot = few_tiles<G>().slots[item.tile][thread];
+        } else {
+          slot = args.work.slot_of_row[item.row_begin + thread];
+        }
         slots[thread] = slot;
-        reinterpret_cast<float*>(slots + G::kTileTokens)[thread] = args.router_weights[slot];
+        reinterpret_cast<float*>(slots + G::kTileTokens)[thread] =
+            args.router_weights == nullptr ? 1.0f : args.router_weights[slot];
       }
       run_item_of<G>(args, item, ring, group, warp, lane);
     }
@@ -129,12 +148,13 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
     __trap();  // the swizzle needs it; true wherever no static memory comes first
   if (threadIdx.x == 0) {
     for (int i = 0; i < G::kStages; ++i) {
-      mbarrier_init(smem + G::kFull + 8 * i, 2);
+      mbarrier_init(smem + G::kFull + 8 * i, 1 + G::kXArrivals);
+      mbarrier_init(smem + G::kLanded + 8 * i, 1);
       mbarrier_init(smem + G::kEmpty + 8 * i, G::kGroups * 4);
     }
     for (int i = 0; i < kItemSlots; ++i) {
       mbarrier_init(smem + G::kItemFull + 8 * i, 1);
-      mbarrier_init(smem + G::kItemEmpty + 8 * i, G::kGroups + 1);
+      mbarrier_init(smem + G::kItemEmpty + 8 * i, G::kGroups + (G::kCsf ? 2 : 1));
     }
     mbarrier_init_fence();
   }
@@ -147,14 +167,17 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warp < G::kGroups * 4) {
-    if constexpr (G::kCtasPerSm == 1) grow_registers<112>();
+    if constexpr (!G::kWarpMma) grow_registers<112>();
     consume<G>(args, warp / 4, warp % 4, lane);
   } else {
-    if constexpr (G::kCtasPerSm == 1) shrink_registers<32>();
+    // Both sum to the 96 registers a thread that the CTA starts with.
+    if constexpr (!G::kWarpMma) shrink_registers<32>();
     if (warp == G::kGroups * 4) {
       produce_weights<G>(args, lane);
     } else if (warp == G::kGroups * 4 + 1) {
       produce_activations<G>(args, lane);
+    } else if (G::kCsf && warp == G::kGroups * 4 + 2) {
+      if constexpr (G::kCsf) expand_stages<G>(args, lane);
     }
   }
 #endif
@@ -166,15 +189,24 @@ StreamKernel make_stream_kernel() {
                       G::kTileTokens,       G::kCtasPerSm, static_cast<size_t>(G::kSmemBytes)};
 }
 
-/// Narrow: two CTAs an SM, 128 weight rows and up to 16 tokens each, mma.sync: streaming. Wide: one
-/// CTA, 256 rows by up to 128 tokens, wgmma: weights are expanded once for many tokens.
-template <FormatId format>
+/// Narrow: two CTAs an SM, 128 weight rows and up to 16 tokens each, mma.sync: streaming. Few: the
+/// same for up to 8 tokens, in one launch. Fewest: one CTA an SM, so that no SM gets two of few
+/// items. Wide: one CTA, 256 rows by up to 128 tokens (64 where every chunk needs its own sums),
+/// wgmma: weights are expanded once for many tokens.
+template <FormatId format, ScaleForm form>
 StreamKernel pick_stream_kernel(Geometry geometry) {
   if (geometry == Geometry::kWide) {
-    return make_stream_kernel<StreamGeometry<format, false, 4, 128, 1, 1>>();
+    constexpr int kTokens = format == FormatId::kFp8Block ? 64 : 128;
+    return make_stream_kernel<StreamGeometry<format, form, false, false, 4, kTokens, 1, 1>>();
   }
-  constexpr int kNarrowChunks = tile_bytes(format) < 3000 ? 4 : 2;
-  return make_stream_kernel<StreamGeometry<format, true, 2, 16, kNarrowChunks, 2>>();
+  constexpr int kChunks = tile_bytes(format) < 3000 ? 4 : 2;
+  if (geometry == Geometry::kFewest) {
+    return make_stream_kernel<StreamGeometry<format, form, true, true, 2, 8, kChunks, 1>>();
+  }
+  if (geometry == Geometry::kFew) {
+    return make_stream_kernel<StreamGeometry<format, form, true, true, 2, 8, kChunks, 2>>();
+  }
+  return make_stream_kernel<StreamGeometry<format, form, false, true, 2, 16, kChunks, 2>>();
 }
 
 }  // namespace nibble::kernels::cuda

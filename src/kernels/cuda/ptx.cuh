@@ -64,6 +64,15 @@ __device__ __forceinline__ void bulk_load_streaming(uint32_t dst, const void* sr
       "l"(src), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
 }
+/// Four bytes from global to shared memory; with bytes = 0 the target becomes zero.
+__device__ __forceinline__ void copy_word_async(uint32_t dst, const void* src, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+               : "memory");
+}
+/// One of the barrier's expected arrivals, once the thread's asynchronous copies so far are done.
+__device__ __forceinline__ void arrive_after_copies(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
 __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -1,5 +1,3 @@
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
 #include "kernels/cuda/launch.h"
@@ -19,11 +17,21 @@ constexpr int kFusedSlots = 4096;
 struct RouteArgs {
   MoeWorkspace work;
   const uint8_t* x;
-  const int32_t* ids;
+  const int32_t* ids;   // null: all slots belong to expert 0
+  const int32_t* rank;  // null: experts keep their numbers
   int slots, top_k, experts, tile_tokens;
   int64_t hidden;
   int threads_per_slot;  // 32 or kThreads
+  int groups;
+  int group_begin[kMaxGroups + 1];  // first expert (by rank) of each group
 };
+
+/// The expert of a slot, by rank.
+__device__ int expert_of(const RouteArgs& args, int slot) {
+  if (args.ids == nullptr) return 0;
+  const int id = args.ids[slot];
+  return args.rank == nullptr ? id : args.rank[id];
+}
 
 __device__ int tiles_of(int rows, int tile_tokens) {
   return (rows + tile_tokens - 1) / tile_tokens;
@@ -72,15 +80,22 @@ __device__ void write_tiles(const RouteArgs& args, const int* count, const int* 
     const int tiles = tiles_of(count[e], args.tile_tokens);
     if (tiles == 0) continue;
     const int size = ((count[e] + tiles - 1) / tiles + 7) & ~7;
+    int group = 0;
+    while (e >= args.group_begin[group + 1]) ++group;
+    const int number = e - args.group_begin[group];
     for (int i = 0; i < tiles; ++i) {
       const int rows = min(size, count[e] - i * size);
-      args.work.tiles[tile_begin[e] + i] = TokenTile{e, row_begin[e] + i * size, rows, 0};
+      args.work.tiles[tile_begin[e] + i] = TokenTile{number, row_begin[e] + i * size, rows, 0};
       args.work.done[tile_begin[e] + i] = 0;
     }
   }
-  if (threadIdx.x == 0) {
-    args.work.counters[0] = tile_count;
-    args.work.counters[1] = 0;
+  if (threadIdx.x < kCounters) {
+    const int i = static_cast<int>(threadIdx.x);
+    int value = 0;
+    if (i <= args.groups) {
+      value = args.group_begin[i] < args.experts ? tile_begin[args.group_begin[i]] : tile_count;
+    }
+    args.work.counters[i] = value;
   }
 }
 
@@ -112,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) route_fused_kernel(const RouteArgs a
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int i = tid; i < args.slots; i += kThreads) {
-    const int e = args.ids[i];
+    const int e = expert_of(args, i);
     ids[i] = static_cast<int16_t>(e);
     atomicAdd(&count[e], 1);
   }
@@ -124,8 +139,8 @@ __global__ void __launch_bounds__(kThreads) route_fused_kernel(const RouteArgs a
   for (int slot = static_cast<int>(blockIdx.x) * groups + tid / n; slot < args.slots;
        slot += static_cast<int>(gridDim.x) * groups) {
     const int e = ids[slot];
-    int before = 0;  // slots of the same expert that come first
-    for (int i = 0; i < slot; i += 32) {
+    int before = args.ids == nullptr ? slot : 0;  // slots of the same expert that come first
+    for (int i = args.ids == nullptr ? slot : 0; i < slot; i += 32) {
       before += __popc(__ballot_sync(~0u, i + lane < slot && ids[i + lane] == e));
     }
     const int row = row_begin[e] + before;
@@ -143,13 +158,13 @@ __global__ void __launch_bounds__(kSortThreads) route_sort_kernel(const RouteArg
   __syncthreads();
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int i = tid; i < args.slots; i += kSortThreads) atomicAdd(&count[args.ids[i]], 1);
+  for (int i = tid; i < args.slots; i += kSortThreads) atomicAdd(&count[expert_of(args, i)], 1);
   __syncthreads();
   const int tile_count = scan_experts<kSortThreads>(args, count, row_begin, tile_begin);
   write_tiles(args, count, row_begin, tile_begin, tile_count);
   __syncthreads();
   for (int i = tid; i < args.slots; i += kSortThreads) {
-    const int row = atomicAdd(&row_begin[args.ids[i]], 1);
+    const int row = args.ids == nullptr ? i : atomicAdd(&row_begin[expert_of(args, i)], 1);
     args.work.row_of_slot[i] = row;
     args.work.slot_of_row[row] = i;
   }
@@ -166,36 +181,41 @@ __global__ void __launch_bounds__(kThreads) route_gather_kernel(const RouteArgs 
 
 /// One thread sums four columns of one token.
 __global__ void __launch_bounds__(kThreads)
-    reduce_kernel(const float* partial, uint2* y, int64_t quads, int64_t row_quads, int top_k) {
+    reduce_kernel(const float* partial, const float4* add, float4* y, int64_t quads,
+                  int64_t row_quads, int top_k) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + static_cast<int64_t>(threadIdx.x);
   wait_for_previous_kernel();
   allow_next_kernel();
   if (i >= quads) return;
   const int64_t token = i / row_quads, q = i % row_quads;
   const float4* p = reinterpret_cast<const float4*>(partial) + token * top_k * row_quads + q;
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float4 sum = __ldcs(p);
+  auto plus = [&sum](const float4& v) {
+    sum.x = __fadd_rn(sum.x, v.x);
+    sum.y = __fadd_rn(sum.y, v.y);
+    sum.z = __fadd_rn(sum.z, v.z);
+    sum.w = __fadd_rn(sum.w, v.w);
+  };
 #pragma unroll 4
-  for (int k = 0; k < top_k; ++k) {
-    const float4 v = __ldcs(p + k * row_quads);
-    sum.x += v.x;
-    sum.y += v.y;
-    sum.z += v.z;
-    sum.w += v.w;
-  }
-  const __nv_bfloat162 low = __floats2bfloat162_rn(sum.x, sum.y);
-  const __nv_bfloat162 high = __floats2bfloat162_rn(sum.z, sum.w);
-  y[i] = make_uint2(*reinterpret_cast<const uint32_t*>(&low),
-                    *reinterpret_cast<const uint32_t*>(&high));
+  for (int k = 1; k < top_k; ++k) plus(__ldcs(p + k * row_quads));
+  if (add != nullptr) plus(add[i]);
+  y[i] = sum;
 }
 
 }  // namespace
 
-cudaError_t launch_route(const MoeShape& shape, const MoeArgs& args, const MoeWorkspace& work,
-                         int tile_tokens, cudaStream_t stream) {
+cudaError_t launch_route(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
+                         const MoeWorkspace& work, int tile_tokens, cudaStream_t stream) {
   RouteArgs route = {};
   route.work = work;
   route.x = static_cast<const uint8_t*>(args.x);
   route.ids = args.ids;
+  route.rank = weights.rank;
+  route.groups = static_cast<int>(weights.groups.size());
+  for (int g = 0; g < route.groups; ++g) {
+    route.group_begin[g + 1] =
+        route.group_begin[g] + static_cast<int>(weights.groups[static_cast<size_t>(g)].experts);
+  }
   route.slots = static_cast<int>(args.tokens * shape.top_k);
   route.top_k = static_cast<int>(shape.top_k);
   route.experts = static_cast<int>(shape.experts);
@@ -219,7 +239,8 @@ cudaError_t launch_reduce(const MoeShape& shape, const MoeArgs& args, const MoeW
   const int64_t row_quads = shape.hidden / 4, quads = args.tokens * row_quads;
   const int grid = static_cast<int>((quads + kThreads - 1) / kThreads);
   return launch_overlapped(reduce_kernel, grid, kThreads, 0, stream, work.partial,
-                           static_cast<uint2*>(args.y), quads, row_quads,
+                           reinterpret_cast<const float4*>(args.add),
+                           reinterpret_cast<float4*>(args.y), quads, row_quads,
                            static_cast<int>(shape.top_k));
 }
 

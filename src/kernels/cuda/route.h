@@ -8,10 +8,10 @@ namespace nibble::kernels::cuda {
 
 /// Queues one or two kernels. tile_tokens: largest tile, a multiple of 8. Each expert's rows are
 /// cut into the fewest tiles, of nearly equal size.
-cudaError_t launch_route(const MoeShape& shape, const MoeArgs& args, const MoeWorkspace& work,
-                         int tile_tokens, cudaStream_t stream);
+cudaError_t launch_route(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
+                         const MoeWorkspace& work, int tile_tokens, cudaStream_t stream);
 
-/// y[token] = BF16(sum over k of partial[token, k]), in the order of k.
+/// y[token] = sum over k of partial[token, k] in the order of k, then + add[token].
 cudaError_t launch_reduce(const MoeShape& shape, const MoeArgs& args, const MoeWorkspace& work,
                           cudaStream_t stream);
 

@@ -9,24 +9,35 @@
 
 namespace nibble::kernels::cuda {
 
+/// Adds a chunk's sum to the row's, times the chunk's FP32 scales (block FP8).
+template <int kRegisters>
+__device__ __forceinline__ void add_scaled(float (&acc)[kRegisters], const float (&sum)[kRegisters],
+                                           float2 scales) {
+#pragma unroll
+  for (int i = 0; i < kRegisters; ++i) {
+    acc[i] = __fmaf_rn(sum[i], i % 4 < 2 ? scales.x : scales.y, acc[i]);
+  }
+}
+
 #if defined(NIBBLE_HAS_WGMMA)
 /// One row block times one token tile over all of K by wgmma, chunk after chunk, step after step:
 /// the fixed order of every sum. A warpgroup expands a chunk, starts its four wgmmas and waits for
 /// them; the other three warpgroups fill the gap. (Expanding the next chunk meanwhile needs a
 /// second set of A registers and so half the warpgroups: measured slower, see docs/results.)
 template <typename G, int kTokens>
-__device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& ring, int group,
-                                         int chunk_count, int warp, int lane) {
+__device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& ring,
+                                         const LevelTable& table, int group, int chunk_count,
+                                         int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   int sub = 0;  // chunk inside the stage
 #pragma unroll 1
   for (int chunk = 0; chunk < chunk_count; ++chunk) {
-    if (sub == 0) mbarrier_wait(ring.full(), ring.phase);
+    if (sub == 0) ring.wait_full();
     TileFragment<G::kFormat> fragment;
-    fragment.load(moe_smem + G::kW + ring.stage * G::kWBytes +
-                      (group * G::kStageChunks + sub) * G::kTileBytes,
-                  warp, lane);
+    if constexpr (G::kFormat == FormatId::kNf3) fragment.table = table;
+    const int tile = group * G::kStageChunks + sub;
+    fragment.load(ring.codes(tile), ring.scales(tile), warp, lane);
     const uint64_t b =
         chunk_descriptor(ring.x() + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes));
     uint32_t a[4][4];
@@ -34,12 +45,25 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
     fragment.template step<1>(a[1]);
     fragment.template step<2>(a[2]);
     fragment.template step<3>(a[3]);
-    pin_registers(a);
-    wgmma_fence();
+    if constexpr (G::kRescale) {
+      float sum[kTokens / 2];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) Wgmma<kTokens>::run(acc, a[j], b + 2 * j);
-    wgmma_commit();
-    wgmma_wait<0>();
+      for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0.0f;
+      pin_registers(a);
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 4; ++j) Wgmma<kTokens>::run(sum, a[j], b + 2 * j);
+      wgmma_commit();
+      wgmma_wait<0>();
+      add_scaled(acc, sum, fragment.scales);
+    } else {
+      pin_registers(a);
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 4; ++j) Wgmma<kTokens>::run(acc, a[j], b + 2 * j);
+      wgmma_commit();
+      wgmma_wait<0>();
+    }
     if (++sub == G::kStageChunks || chunk + 1 == chunk_count) {
       if (lane == 0) mbarrier_arrive(ring.empty());
       ring.advance();
@@ -56,8 +80,10 @@ struct ChunkOperands {
   uint32_t tokens[kTokens / 8][2][4];
 
   /// `x` is the lane's ldmatrix address (see multiply_by_warps).
-  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, int warp, int lane) {
-    weights.load(tile, warp, lane);
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scales, uint32_t x,
+                                       const LevelTable& table, int warp, int lane) {
+    if constexpr (G::kFormat == FormatId::kNf3) weights.table = table;
+    weights.load(codes, scales, warp, lane);
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
       load_matrices(tokens[i][0], x + static_cast<uint32_t>(1024 * i));
@@ -73,11 +99,22 @@ struct ChunkOperands {
       mma_m16n8k16(&acc[4 * i], a, tokens[i][j / 2][j % 2 * 2], tokens[i][j / 2][j % 2 * 2 + 1]);
     }
   }
-  __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2]) const {
+  __device__ __forceinline__ void multiply_steps(float (&acc)[kTokens / 2]) const {
     multiply_step<0>(acc);
     multiply_step<1>(acc);
     multiply_step<2>(acc);
     multiply_step<3>(acc);
+  }
+  __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2]) const {
+    if constexpr (G::kRescale) {
+      float sum[kTokens / 2];
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0.0f;
+      multiply_steps(sum);
+      add_scaled(acc, sum, weights.scales);
+    } else {
+      multiply_steps(acc);
+    }
   }
 };
 
@@ -87,7 +124,8 @@ struct ChunkOperands {
 /// multiplied, also across stages: with one token a warp is bound by the latency of this chain.
 template <typename G, int kTokens>
 __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Ring<G>& ring,
-                                                  int group, int chunk_count, int warp, int lane) {
+                                                  const LevelTable& table, int group,
+                                                  int chunk_count, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   constexpr int kChunks = G::kStageChunks;
@@ -95,9 +133,10 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
   // Lanes 8 m .. 8 m + 7 point at the eight tokens of 16-byte unit m (and 4 + m: address ^ 64).
   const uint32_t x_lane = static_cast<uint32_t>(lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16);
   auto load = [&](ChunkOperands<G, kTokens>& operands, int sub) {
-    operands.load(
-        moe_smem + G::kW + ring.stage * G::kWBytes + (group * kChunks + sub) * G::kTileBytes,
-        ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes), warp, lane);
+    const int tile = group * kChunks + sub;
+    operands.load(ring.codes(tile), ring.scales(tile),
+                  ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes),
+                  table, warp, lane);
   };
   auto release = [&](uint32_t bar) {
     __syncwarp();
@@ -106,7 +145,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
   const int full_stages = chunk_count / kChunks, rest = chunk_count % kChunks;
   ChunkOperands<G, kTokens> operands[2];  // more than 16 tokens would spill
   if (full_stages > 0) {
-    mbarrier_wait(ring.full(), ring.phase);
+    ring.wait_full();
     load(operands[0], 0);
   }
 #pragma unroll 1
@@ -119,7 +158,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
       } else {
         ring.advance();
         if (stage + 1 < full_stages) {
-          mbarrier_wait(ring.full(), ring.phase);
+          ring.wait_full();
           load(operands[0], 0);
         }
       }
@@ -128,7 +167,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
     release(empty);
   }
   if (rest != 0) {
-    mbarrier_wait(ring.full(), ring.phase);
+    ring.wait_full();
 #pragma unroll 1
     for (int sub = 0; sub < rest; ++sub) {
       load(operands[0], sub);

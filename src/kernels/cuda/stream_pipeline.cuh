@@ -18,39 +18,57 @@ struct WorkItem {
   int chunk_count;
 };
 
+/// Geometry::kFew: the token tiles, which every CTA makes for itself.
+struct FewTiles {
+  int count;
+  TokenTile tiles[kFewSlots];
+  uint8_t slots[kFewSlots][kFewTokens];
+};
+
 extern __shared__ __align__(1024) uint8_t moe_smem[];
 
 /// Sizes and places of one geometry; kStageChunks chunks of K travel together. Everything lies at
 /// compile-time offsets in shared memory, which saves the registers that addresses would take.
-template <FormatId format, bool warp_mma, int groups, int tile_tokens, int stage_chunks,
-          int ctas_per_sm>
+template <FormatId format, ScaleForm form, bool few, bool warp_mma, int groups, int tile_tokens,
+          int stage_chunks, int ctas_per_sm>
 struct StreamGeometry {
   static constexpr bool kWarpMma = warp_mma;  // mma.sync instead of wgmma
   static constexpr FormatId kFormat = format;
+  static constexpr bool kCsf = form == ScaleForm::kCsf;
+  static constexpr bool kFew = few;
+  static constexpr bool kRescale = format == FormatId::kFp8Block;  // FP32 scales after each chunk
   static constexpr int kGroups = groups;  // warpgroups that multiply, one row block each
   static constexpr int kTileTokens = tile_tokens;
   static constexpr int kStageChunks = stage_chunks;
   static constexpr int kCtasPerSm = ctas_per_sm;
-  static constexpr int kThreads = groups * 128 + (ctas_per_sm == 1 ? 128 : 64);
-  static constexpr int kTileBytes = tile_bytes(format);
+  static constexpr int kThreads = groups * 128 + (ctas_per_sm == 1 ? 128 : kCsf ? 96 : 64);
+  static constexpr int kTileBytes = tile_bytes(format, form);
+  static constexpr int kCodeBytes = tile_code_bytes(format);
+  static constexpr int kPlainBytes = tile_scale_bytes(format);  // a tile's expanded scales
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
   static constexpr int kWBytes = kGroups * stage_chunks * kTileBytes;
-  static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
+  static constexpr int kScaleBytes = kCsf ? kGroups * stage_chunks * kPlainBytes : 0;
+  static constexpr int kFewBytes = few ? static_cast<int>(sizeof(FewTiles)) : 0;
+  static constexpr int kTailBytes = 3 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
-                                    groups * tile_tokens * 8;
+                                    groups * tile_tokens * 8 + kFewBytes;
   static constexpr int kBudget =
       kSmemPerSm / ctas_per_sm - (ctas_per_sm > 1 ? 1024 : 0) - kTailBytes;
-  static constexpr int kFit = kBudget / (kXBytes + kWBytes);
+  static constexpr int kFit = kBudget / (kXBytes + kWBytes + kScaleBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
   static constexpr int kW = kStages * kXBytes;  // the activations come first: 1024-byte aligned
-  static constexpr int kFull = kW + kStages * kWBytes;
+  static constexpr int kScales = kW + kStages * kWBytes;
+  static constexpr int kFull = kScales + kStages * kScaleBytes;
   static constexpr int kEmpty = kFull + 8 * kMaxStages;
-  static constexpr int kItemFull = kEmpty + 8 * kMaxStages;
+  static constexpr int kLanded = kEmpty + 8 * kMaxStages;  // CSF: weights are there, not yet scales
+  static constexpr int kItemFull = kLanded + 8 * kMaxStages;
   static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
   static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
-  static constexpr int kSmemBytes = kRows + groups * tile_tokens * 8;
-  static_assert(kStages >= 2);
+  static constexpr int kFewTiles = kRows + groups * tile_tokens * 8;
+  static constexpr int kSmemBytes = kFewTiles + kFewBytes;
+  static constexpr int kXArrivals = few ? 32 : 1;  // of the activation warp on a full barrier
+  static_assert(kStages >= 3 && (!few || tile_tokens >= kFewTokens));
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
 };
 
@@ -68,8 +86,25 @@ struct Ring {
   }
   __device__ uint32_t full() const { return smem_address(moe_smem) + G::kFull + 8 * stage; }
   __device__ uint32_t empty() const { return smem_address(moe_smem) + G::kEmpty + 8 * stage; }
+  __device__ uint32_t landed() const { return smem_address(moe_smem) + G::kLanded + 8 * stage; }
   __device__ uint32_t x() const { return smem_address(moe_smem) + stage * G::kXBytes; }
   __device__ uint32_t w() const { return smem_address(moe_smem) + G::kW + stage * G::kWBytes; }
+  /// Codes and plain scales of tile `i` of the stage.
+  __device__ const uint8_t* codes(int i) const {
+    return moe_smem + G::kW + stage * G::kWBytes + i * G::kTileBytes;
+  }
+  __device__ uint8_t* scales(int i) const {
+    if constexpr (G::kCsf) {
+      return moe_smem + G::kScales + stage * G::kScaleBytes + i * G::kPlainBytes;
+    } else {
+      return moe_smem + G::kW + stage * G::kWBytes + i * G::kTileBytes + G::kCodeBytes;
+    }
+  }
+  /// Everything of the stage is there.
+  __device__ void wait_full() const {
+    mbarrier_wait(full(), phase);
+    if constexpr (G::kCsf) mbarrier_wait(landed(), phase);
+  }
 };
 
 /// A role's position in the queue of items: written by warp 0, read by the other roles.
@@ -102,9 +137,35 @@ struct ItemQueue {
 
 /// Number of items of both products, and what an index means.
 struct ItemMap {
-  int tiles, up_groups, down_groups;
+  int first_tile, tiles, up_groups, down_groups;
   __device__ int total() const { return tiles * (up_groups + down_groups); }
 };
+
+template <typename G>
+__device__ __forceinline__ const FewTiles& few_tiles() {
+  return *reinterpret_cast<const FewTiles*>(moe_smem + G::kFewTiles);
+}
+
+template <typename G>
+__device__ __forceinline__ ItemMap make_map(const StreamArgs& args) {
+  const int64_t hidden = args.shape.hidden, inter = args.shape.inter;
+  auto groups = [&](Product p, int flag) {
+    return (args.products & flag) == 0
+               ? 0
+               : static_cast<int>((row_blocks(p, hidden, inter) + G::kGroups - 1) / G::kGroups);
+  };
+  ItemMap map;
+  map.up_groups = groups(Product::kGateUp, kRunGateUp);
+  map.down_groups = groups(Product::kDown, kRunDown);
+  if constexpr (G::kFew) {
+    map.first_tile = 0;
+    map.tiles = few_tiles<G>().count;
+  } else {
+    map.first_tile = args.work.counters[kGroupTiles + args.group];
+    map.tiles = args.work.counters[kGroupTiles + args.group + 1] - map.first_tile;
+  }
+  return map;
+}
 
 template <typename G>
 __device__ __forceinline__ WorkItem make_item(const StreamArgs& args, const ItemMap& map,
@@ -117,9 +178,14 @@ __device__ __forceinline__ WorkItem make_item(const StreamArgs& args, const Item
   const int groups = down ? map.down_groups : map.up_groups;
   const auto product = down ? Product::kDown : Product::kGateUp;
   const int all_blocks = static_cast<int>(row_blocks(product, args.shape.hidden, args.shape.inter));
-  const TokenTile tile = args.work.tiles[local / groups];
+  item.tile = map.first_tile + local / groups;
+  TokenTile tile;
+  if constexpr (G::kFew) {
+    tile = few_tiles<G>().tiles[item.tile];
+  } else {
+    tile = args.work.tiles[item.tile];
+  }
   item.product = static_cast<int>(product);
-  item.tile = local / groups;
   item.expert = tile.expert;
   item.row_begin = tile.row_begin;
   item.rows = tile.rows;
@@ -127,6 +193,23 @@ __device__ __forceinline__ WorkItem make_item(const StreamArgs& args, const Item
   item.blocks = min(G::kGroups, all_blocks - item.first_block);
   item.chunk_count = static_cast<int>(chunks(down ? args.shape.inter : args.shape.hidden));
   return item;
+}
+
+/// Geometry::kFew: groups the slots by expert, in the order of their first slots. By one warp.
+template <typename G>
+__device__ __forceinline__ void make_few_tiles(const StreamArgs& args, int lane) {
+  auto& few = *reinterpret_cast<FewTiles*>(moe_smem + G::kFewTiles);
+  const bool valid = lane < args.slots;
+  const int expert = !valid ? -1 - lane : args.ids == nullptr ? 0 : args.ids[lane];
+  const unsigned same = __match_any_sync(~0u, expert);
+  const unsigned before = (1u << lane) - 1;
+  const int leader = __ffs(static_cast<int>(same)) - 1;
+  const unsigned leaders = __ballot_sync(~0u, valid && leader == lane);
+  const int tile = __popc(leaders & ((1u << leader) - 1));
+  if (valid) few.slots[tile][__popc(same & before)] = static_cast<uint8_t>(lane);
+  if (valid && leader == lane) few.tiles[tile] = TokenTile{expert, 8 * tile, __popc(same), 0};
+  if (lane == 0) few.count = __popc(leaders);
+  __syncwarp();
 }
 
 /// Warp 0: takes items, publishes them, streams their weights, one lane a row block. (With one lane
@@ -137,16 +220,27 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
   ItemQueue<G> queue;
   const uint64_t policy = evict_first_policy();
   const int64_t hidden = args.shape.hidden, inter = args.shape.inter;
-  ItemMap map;
-  map.up_groups =
-      static_cast<int>((row_blocks(Product::kGateUp, hidden, inter) + G::kGroups - 1) / G::kGroups);
-  map.down_groups =
-      static_cast<int>((row_blocks(Product::kDown, hidden, inter) + G::kGroups - 1) / G::kGroups);
-  auto take = [&args, lane] {
-    return uniform(lane == 0 ? atomicAdd(args.work.counters + 1, 1) : 0);
+  int ticket;
+  if constexpr (G::kFew) {
+    // Issued beside the load of the ids, so that their latencies overlap.
+    unsigned first = 0;
+    if (lane == 0) first = atomicInc(&args.work.few->start, gridDim.x - 1);
+    make_few_tiles<G>(args, lane);
+    ticket = uniform(static_cast<int>(first));
+  }
+  const ItemMap map = make_map<G>(args);
+  auto take = [&] {
+    if constexpr (G::kFew) {
+      // Every CTA with a first item takes until it gets none: map.total() tickets in all.
+      return uniform(lane == 0 ? static_cast<int>(gridDim.x +
+                                                  atomicInc(&args.work.few->next, map.total() - 1u))
+                               : 0);
+    } else {
+      return uniform(lane == 0 ? atomicAdd(args.work.counters + kNextItem + args.next_item, 1) : 0);
+    }
   };
-  map.tiles = args.work.counters[0];
-  WorkItem item = make_item<G>(args, map, take());
+  if constexpr (!G::kFew) ticket = take();
+  WorkItem item = make_item<G>(args, map, ticket);
   while (item.product >= 0) {
     queue.push(item, lane);
     // The next item's index and tile are fetched while this one streams.
@@ -154,20 +248,20 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     const bool down = item.product == static_cast<int>(Product::kDown);
     const int64_t block_bytes = static_cast<int64_t>(item.chunk_count) * G::kTileBytes;
     const uint8_t* source =
-        reinterpret_cast<const uint8_t*>(down ? args.weights.down : args.weights.gate_up) +
-        item.expert *
-            packed_bytes(G::kFormat, down ? Product::kDown : Product::kGateUp, hidden, inter) +
-        (item.first_block + lane) * block_bytes;
+        reinterpret_cast<const uint8_t*>((down ? args.weights.down : args.weights.gate_up).tiles) +
+        (item.expert * row_blocks(down ? Product::kDown : Product::kGateUp, hidden, inter) +
+         item.first_block + lane) *
+            block_bytes;
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
       const uint32_t bytes =
           static_cast<uint32_t>(min(G::kStageChunks, item.chunk_count - chunk) * G::kTileBytes);
+      const uint32_t bar = G::kCsf ? ring.landed() : ring.full();
       mbarrier_wait(ring.empty(), ring.phase ^ 1);
-      if (lane == 0)
-        mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(item.blocks));
+      if (lane == 0) mbarrier_arrive_expect(bar, bytes * static_cast<uint32_t>(item.blocks));
       if (lane < item.blocks) {
         bulk_load_streaming(
             ring.w() + static_cast<uint32_t>(lane * G::kStageChunks * G::kTileBytes), source, bytes,
-            ring.full(), policy);
+            bar, policy);
       }
       source += bytes;
       ring.advance();
@@ -175,6 +269,34 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     item = next;
   }
   queue.push(item, lane);
+}
+
+/// Geometry::kFew, first product: `here` chunks of the tile's rows, straight from x, into the slot
+/// order and the swizzle of a stage. All lanes arrive on the full barrier when their copies are
+/// done.
+template <typename G>
+__device__ __forceinline__ void copy_rows(const StreamArgs& args, const Ring<G>& ring,
+                                          const WorkItem& item, int first_chunk, int here,
+                                          int lane) {
+  const uint8_t* slots = few_tiles<G>().slots[item.tile];
+  const int units = here * 8, hidden = static_cast<int>(args.shape.hidden);
+  for (int row = 0; row < item.rows; ++row) {
+    const int64_t token = slots[row] / static_cast<int>(args.shape.top_k);
+    const uint8_t* source = args.x + token * hidden * 2;
+    for (int u = lane; u < units; u += 32) {
+      const int unit = u % 8, chunk = u / 8;
+      const uint32_t target =
+          ring.x() + static_cast<uint32_t>((chunk * G::kTileTokens + row) * kRowBytes +
+                                           16 * (unit ^ (row & 7)));
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const int column = (first_chunk + chunk) * kTileCols + slot_column(unit * 8 + 2 * t);
+        const bool inside = column < hidden;
+        copy_word_async(target + 4u * t, source + (inside ? column : 0) * 2, inside ? 4 : 0);
+      }
+    }
+  }
+  arrive_after_copies(ring.full());
 }
 
 /// Warp 1: streams the rows of each item's token tile, one lane a chunk.
@@ -193,7 +315,14 @@ __device__ void produce_activations(const StreamArgs& args, int lane) {
     if (item.product < 0) return;
     const bool down = item.product == static_cast<int>(Product::kDown);
     if (down) {
-      while (load_acquire(args.work.done + item.tile) < up_blocks) __nanosleep(20);
+      const int* done =
+          G::kFew ? reinterpret_cast<const int*>(args.work.few->up_done) : args.work.done;
+      if (lane == 0) {
+        while (load_acquire(done + item.tile) < up_blocks) {
+          if constexpr (!G::kFew) __nanosleep(20);
+        }
+      }
+      __syncwarp();
       proxy_fence();
     }
     const int64_t chunk_stride = args.work.capacity * kRowBytes;
@@ -203,12 +332,21 @@ __device__ void produce_activations(const StreamArgs& args, int lane) {
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
       const int here = min(G::kStageChunks, item.chunk_count - chunk);
       mbarrier_wait(ring.empty(), ring.phase ^ 1);
-      if (lane == 0) mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(here));
-      if (lane < here) {
-        bulk_load(ring.x() + static_cast<uint32_t>(lane * G::kTileTokens * kRowBytes), source,
-                  bytes, ring.full());
+      if (G::kFew && !down) {
+        copy_rows<G>(args, ring, item, chunk, here, lane);
+      } else {
+        if (lane == 0) {
+          mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(here));
+        } else if (G::kFew) {
+          mbarrier_arrive(ring.full());
+        }
+        __syncwarp();
+        if (lane < here) {
+          bulk_load(ring.x() + static_cast<uint32_t>(lane * G::kTileTokens * kRowBytes), source,
+                    bytes, ring.full());
+        }
+        source += G::kStageChunks * chunk_stride;
       }
-      source += G::kStageChunks * chunk_stride;
       ring.advance();
     }
   }

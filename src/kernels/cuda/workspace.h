@@ -13,17 +13,38 @@ constexpr int kMinTileTokens = 16;  // smallest token tile of any geometry: boun
 
 /// Up to kMaxTileTokens rows of one expert, the unit that row blocks are multiplied with.
 struct TokenTile {
-  int expert;
+  int expert;     // number inside its group
   int row_begin;  // in the sorted rows; a multiple of 8
   int rows;       // valid rows; storage is padded to a multiple of 8
   int unused;
 };
 
+/// Places in MoeWorkspace::counters, which the route kernel sets.
+constexpr int kGroupTiles = 0;  // [kMaxGroups + 1] first tile of each group
+constexpr int kNextItem = 8;    // [2 * kMaxGroups] next work item of each launch
+constexpr int kCounters = 16;
+
+/// Limits of Geometry::kFew, which has no route kernel and sums by itself.
+constexpr int kFewSlots = 32;    // tokens * top_k
+constexpr int kFewTokens = 8;    // tokens, so that an expert has one token tile
+constexpr int kFewBlocks = 256;  // row blocks of the second product
+
+/// The counters of Geometry::kFew. All are zero between launches: each wraps to zero by itself.
+struct FewCounters {
+  unsigned start, next;                       // tickets: a CTA's first item, and further ones
+  unsigned up_done[kFewSlots];                // row blocks of the first product finished, by tile
+  unsigned down_done[kFewSlots];              // and of the second
+  unsigned arrived[kFewTokens * kFewBlocks];  // experts whose share of (token, row block) is there
+};
+
+static_assert(sizeof(FewCounters) <= kMoeZeroedBytes);
+
 /// Sorted rows: the slots (token * top_k + k) grouped by expert, every expert's group starting at a
 /// multiple of 8. `capacity` rows exist; padding rows hold leftovers that nothing reads back.
 struct MoeWorkspace {
+  FewCounters* few = nullptr;  // first, so that all layers sharing the memory agree on its place
   int64_t capacity = 0;
-  int* counters = nullptr;     // [0] number of tiles, [1] next work item
+  int* counters = nullptr;     // [kCounters]
   TokenTile* tiles = nullptr;  // [max_tiles]
   int* done = nullptr;         // [max_tiles] row blocks of the first product finished
   int* slot_of_row = nullptr;  // [capacity]

@@ -1,0 +1,27 @@
+// The attention kernels for FP8 keys and values. A file of its own, to compile in parallel.
+#include "kernels/cuda/attention_rows.cuh"
+#include "kernels/cuda/attention_tiles.cuh"
+
+namespace nibble::kernels::cuda {
+namespace {
+
+template <int kHeadDim, KvFormat kFormat>
+AttentionKernels attention_kernels() {
+  return {launch_rows<kHeadDim, kFormat, false>, launch_rows<kHeadDim, kFormat, true>,
+          launch_tiles<kHeadDim, kFormat>};
+}
+
+}  // namespace
+
+AttentionKernels attention_kernels_fp8(int64_t head_dim) {
+  switch (head_dim) {
+    case 16: return attention_kernels<16, KvFormat::kFp8E4m3>();
+    case 32: return attention_kernels<32, KvFormat::kFp8E4m3>();
+    case 64: return attention_kernels<64, KvFormat::kFp8E4m3>();
+    case 96: return attention_kernels<96, KvFormat::kFp8E4m3>();
+    case 128: return attention_kernels<128, KvFormat::kFp8E4m3>();
+    default: return {};
+  }
+}
+
+}  // namespace nibble::kernels::cuda

@@ -1,0 +1,367 @@
+// Attention of single rows (decode): a CTA takes up to 16 query heads of one KV head and some
+// blocks of one row's positions; its eight warps share each block, 8 positions a warp for the
+// scores and 16 dims a warp for the values. With several CTAs a row, the last to arrive folds the
+// partial results in ascending order.
+//
+// The fused form also prepares its row: every CTA norms and rotates its own query heads (cheap, and
+// hidden behind the copies of K and V), and the CTA of the newest block adds the row's own K and V
+// to its copy and to the page. It starts copying before the kernel before it has ended.
+#pragma once
+
+#include "kernels/cuda/attention_head.cuh"
+#include "kernels/cuda/attention_kernels.h"
+#include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/last_arrival.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace nibble::kernels::cuda {
+
+struct RowUnit {
+  int row = -1, sequence = 0;  // row -1: nothing to do
+  int kv_head = 0, part = 0, first_head = 0, heads = 0;
+  int position = 0, begin = 0, end = 0;  // blocks [begin, end)
+  int splits = 1, split = 0;
+  int64_t slot = 0;  // of the row's first partial result
+  int counter = 0;
+};
+
+/// Everything is the same for all threads of the CTA.
+__device__ __forceinline__ RowUnit find_row_unit(const AttentionLaunch& a, int index) {
+  RowUnit u;
+  const int kv_heads = static_cast<int>(a.cache.kv_heads), columns = kv_heads * a.parts;
+  const int column = index % columns, rest = index / columns;
+  const int row_unit = rest % a.row_units;
+  u.split = rest / a.row_units;
+  int row = row_unit;
+  if (a.by_sequence) {
+    const int s = row_unit / a.few_rows, j = row_unit % a.few_rows;
+    const int first = a.step.seq_row_begin[s], count = a.step.seq_row_begin[s + 1] - first;
+    if (count > a.few_rows || j >= count) return u;
+    row = first + j;
+  }
+  u.position = __ldcg(a.step.positions + row);
+  u.sequence = __ldcg(a.step.row_sequence + row);
+  u.kv_head = column / a.parts;
+  u.part = column % a.parts;
+  u.first_head = u.kv_head * a.group + u.part * kRowHeads;
+  u.heads = min(kRowHeads, a.group - u.part * kRowHeads);
+  const int blocks = u.position < 0 ? 1 : u.position / kKvPageTokens + 1;
+  u.splits = (blocks + a.unit_blocks - 1) / a.unit_blocks;
+  if (u.splits > a.splits) {  // no room for partial results
+    u.splits = 1;
+    u.end = blocks;
+  } else {
+    u.begin = u.split * a.unit_blocks;
+    u.end = min(blocks, u.begin + a.unit_blocks);
+  }
+  if (u.split >= u.splits) return u;
+  u.slot = static_cast<int64_t>(row_unit) * a.splits;
+  u.counter = row_unit * columns + column;
+  u.row = row;
+  return u;
+}
+
+/// Folds a row's partial results: blocks into groups (unit_blocks 1), groups into the result.
+template <int kHeadDim>
+__device__ __forceinline__ void fold_partials(const AttentionLaunch& a, const RowUnit& u) {
+  constexpr int kQuads = kHeadDim / 4;
+  for (int item = static_cast<int>(threadIdx.x); item < u.heads * kQuads;
+       item += kAttentionThreads) {
+    const int head = u.first_head + item / kQuads, quad = item % kQuads;
+    const float2* sums = a.partial_sums + u.slot * a.heads + head;
+    const float4* values =
+        reinterpret_cast<const float4*>(a.partial) + (u.slot * a.heads + head) * kQuads + quad;
+    float m = -INFINITY, sum = 0.0f;
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const auto fold = [](float& to_m, float& to_sum, float4& to, float2 s, const float4& v) {
+      const FoldWeights w = fold_sums(to_m, to_sum, s.x, s.y);
+      to.x = fold_value(to.x, v.x, w);
+      to.y = fold_value(to.y, v.y, w);
+      to.z = fold_value(to.z, v.z, w);
+      to.w = fold_value(to.w, v.w, w);
+    };
+    for (int first = 0; first < u.splits; first += kGroupBlocks) {
+      float2 s[kGroupBlocks];
+      float4 v[kGroupBlocks];
+#pragma unroll
+      for (int i = 0; i < kGroupBlocks; ++i) {
+        const int64_t at = static_cast<int64_t>(min(first + i, u.splits - 1)) * a.heads;
+        s[i] = __ldcg(sums + at);
+        v[i] = __ldcg(values + at * kQuads);
+      }
+      if (a.unit_blocks == 1) {
+        float group_m = -INFINITY, group_sum = 0.0f;
+        float4 group = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < kGroupBlocks; ++i) {
+          if (first + i < u.splits) fold(group_m, group_sum, group, s[i], v[i]);
+        }
+        fold(m, sum, total, make_float2(group_m, group_sum), group);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kGroupBlocks; ++i) {
+          if (first + i < u.splits) fold(m, sum, total, s[i], v[i]);
+        }
+      }
+    }
+    const float inverse = __fdiv_rn(1.0f, sum);
+    uint16_t* out = a.out + (static_cast<int64_t>(u.row) * a.heads + head) * kHeadDim + 4 * quad;
+    store_bf16_pair(out, finish_value(total.x, inverse), finish_value(total.y, inverse));
+    store_bf16_pair(out + 2, finish_value(total.z, inverse), finish_value(total.w, inverse));
+  }
+}
+
+/// What the fused kernel keeps of its row in shared memory.
+template <typename Tile, int kHeadDim>
+struct PreparedRow {
+  static constexpr int kStride = kHeadDim + 8;  // 16 bytes more: no bank conflicts
+  __align__(16) float heads[kAttentionThreads / 32][kHeadDim];
+  __align__(16) uint16_t q[kRowHeads][kStride];
+  __align__(16) std::byte kv[2][Tile::kRow];  // K and V of the row, as in its page
+  float2 angles[kHeadDim / 2];
+};
+
+/// Norm, RoPE and conversion of the unit's query heads and, with_kv, of its K and V; the first part
+/// writes those to their page, too.
+template <typename Tile, int kHeadDim>
+__device__ __forceinline__ void prepare_row(const AttentionLaunch& a, const RowUnit& u,
+                                            bool with_kv, int page, int warp, int lane,
+                                            PreparedRow<Tile, kHeadDim>& row) {
+  const AttentionPrepareArgs& args = a.prepare;
+  const float* qkv = args.qkv + u.row * args.row_stride;
+  float* x = row.heads[warp];
+  const int at = u.position % kKvPageTokens;
+  for (int task = warp; task < u.heads + (with_kv ? 2 : 0); task += kAttentionThreads / 32) {
+    const bool query = task<u.heads, value = task> u.heads;
+    const int source = query
+                           ? u.first_head + task
+                           : a.heads + u.kv_head + (value ? static_cast<int>(a.cache.kv_heads) : 0);
+    for (int d = 4 * lane; d < kHeadDim; d += 128) {
+      *reinterpret_cast<float4*>(x + d) =
+          *reinterpret_cast<const float4*>(qkv + source * kHeadDim + d);
+    }
+    __syncwarp();
+    if (!value) {
+      const float* weight = query ? args.q_norm : args.k_norm;
+      if (weight != nullptr) norm_head(x, weight, kHeadDim, args.norm_eps, lane);
+      for (int i = lane; i < args.rotary_dim / 2; i += 32) rotate_pair(args, x, i, row.angles[i]);
+      __syncwarp();
+    }
+    std::byte* plane =
+        a.cache.data + a.cache.head_offset(a.layer, page, u.kv_head) + (value ? Tile::kPlane : 0);
+    for (int d = 2 * lane; d < kHeadDim; d += 64) {
+      if (query) {
+        *reinterpret_cast<__nv_bfloat162*>(&row.q[task][d]) = __floats2bfloat162_rn(x[d], x[d + 1]);
+      } else {
+        write_page_pair(a.cache, row.kv[value] - at * Tile::kRow, at, d, x[d], x[d + 1]);
+        if (u.part == 0) write_page_pair(a.cache, plane, at, d, x[d], x[d + 1]);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+template <int kHeadDim, KvFormat kFormat, bool kFused>
+__global__ void __launch_bounds__(kAttentionThreads, 2)
+    attention_rows_kernel(const AttentionLaunch a) {
+  using Tile = KvTile<kHeadDim, kFormat>;
+  using Row = PreparedRow<Tile, kHeadDim>;
+  constexpr int kWarps = kAttentionThreads / 32;
+  constexpr int kPairs = (Tile::kSteps + kWarps - 1) / kWarps;  // of one warp
+  extern __shared__ __align__(128) uint8_t kv[];
+  __shared__ __align__(16) float warp_max[16][kWarps];
+  __shared__ __align__(16) uint32_t weights[4][32][4];  // A operands of the four steps
+  __shared__ __align__(16) std::byte row_memory[kFused ? sizeof(Row) : 16];
+  __shared__ int flag;
+  Row& prepared = *reinterpret_cast<Row*>(row_memory);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32), lane = threadIdx.x % 32;
+  const int g = lane / 4, t = lane % 4;
+  const uint32_t kv_at = smem_address(kv);
+  bool waiting = kFused;  // for the kernel before: q, k and v of this step
+  if (!kFused) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+  }
+
+  const int units = max(a.splits, 1) * a.row_units * static_cast<int>(a.cache.kv_heads) * a.parts;
+  for (int index = blockIdx.x; index < units; index += gridDim.x) {
+    const RowUnit u = find_row_unit(a, index);
+    const int newest = u.position / kKvPageTokens;  // block of the row itself
+    const int32_t* table =
+        a.step.page_table + static_cast<int64_t>(u.sequence) * a.step.table_stride;
+    const auto copy = [&](int block, int page) {
+      copy_block<Tile>(kv_at + static_cast<uint32_t>(block % Tile::kStages * 2 * Tile::kPlane),
+                       a.cache.data + a.cache.head_offset(a.layer, page, u.kv_head),
+                       u.position - block * kKvPageTokens - (kFused ? 1 : 0));
+    };
+    const bool live = u.row >= 0 && u.position >= 0;
+    int next_page = 0, newest_page = 0;
+    if (live) {
+      copy(u.begin, __ldcg(table + u.begin));
+      next_page = __ldcg(table + min(u.begin + 1, u.end - 1));
+      if constexpr (kFused) {
+        newest_page = __ldcg(table + newest);
+        for (int i = threadIdx.x; i < a.prepare.rotary_dim / 2; i += kAttentionThreads) {
+          prepared.angles[i] = rope_angle(a.prepare, u.position, i);
+        }
+      }
+    }
+    if (waiting) {
+      wait_for_previous_kernel();
+      allow_next_kernel();
+      waiting = false;
+    }
+    if (u.row < 0) continue;
+    const int64_t first_out = (static_cast<int64_t>(u.row) * a.heads + u.first_head) * kHeadDim;
+    if (!live) {
+      for (int i = threadIdx.x; i < u.heads * kHeadDim; i += kAttentionThreads) {
+        a.out[first_out + i] = 0;
+      }
+      continue;
+    }
+    uint32_t q[Tile::kSteps][4];
+    const uint16_t* rows = a.q + first_out;
+    int stride = kHeadDim;
+    if constexpr (kFused) {
+      __syncthreads();
+      prepare_row(a, u, u.end == newest + 1, newest_page, warp, lane, prepared);
+      __syncthreads();
+      rows = prepared.q[0];
+      stride = Row::kStride;
+    }
+    load_queries<Tile>(g < u.heads ? rows + g * stride : nullptr,
+                       g + 8 < u.heads ? rows + (g + 8) * stride : nullptr, lane, q);
+
+    float m[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // all groups before
+    float group_m[2] = {-INFINITY, -INFINITY}, group_sum[2] = {0.0f, 0.0f};
+    float total[kPairs][2][4] = {}, group[kPairs][2][4] = {};
+    for (int block = u.begin; block < u.end; ++block) {
+      copy_wait_all();
+      __syncthreads();
+      if (Tile::kStages == 2 && block + 1 < u.end) {
+        copy(block + 1, next_page);
+        next_page = __ldcg(table + min(block + 2, u.end - 1));
+      }
+      const uint32_t k = kv_at + static_cast<uint32_t>(block % Tile::kStages * 2 * Tile::kPlane);
+      if constexpr (kFused) {
+        if (block == newest) {  // the row's own K and V, which no copy has
+          constexpr int kUnits = Tile::kRow / 16;
+          if (threadIdx.x < 2 * kUnits) {
+            const int plane = threadIdx.x / kUnits, unit = threadIdx.x % kUnits;
+            reinterpret_cast<uint4*>(kv + (k - kv_at) + plane * Tile::kPlane +
+                                     u.position % kKvPageTokens * Tile::kRow)[unit] =
+                reinterpret_cast<const uint4*>(prepared.kv[plane])[unit];
+          }
+          __syncthreads();
+        }
+      }
+      float s[1][4];
+      block_scores<Tile>(q, k, warp, lane, s);
+      const int own = u.position - block * kKvPageTokens;
+      mask_scores(s, warp, lane, own, own);
+      const float low = quad_maximum(s, 0), high = quad_maximum(s, 1);
+      if (t == 0) {
+        warp_max[g][warp] = low;
+        warp_max[g + 8][warp] = high;
+      }
+      __syncthreads();
+      float peak[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float4* row = reinterpret_cast<const float4*>(warp_max[g + 8 * h]);
+        const float4 x = row[0], y = row[1];
+        const float top =
+            fmaxf(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));
+        peak[h] = __fmul_rn(top, a.factor);
+      }
+      *reinterpret_cast<uint2*>(&weights[warp / 2][lane][2 * (warp % 2)]) =
+          make_uint2(weight_pair(s[0][0], s[0][1], a.factor, peak[0]),
+                     weight_pair(s[0][2], s[0][3], a.factor, peak[1]));
+      __syncthreads();
+      uint32_t p[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint4 v = *reinterpret_cast<const uint4*>(weights[i][lane]);
+        p[i][0] = v.x, p[i][1] = v.y, p[i][2] = v.z, p[i][3] = v.w;
+      }
+      float block_sum[4];
+      block_sums(p, block_sum);
+      FoldWeights w[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        w[h] = fold_sums(group_m[h], group_sum[h], peak[h], block_sum[2 * h]);
+      }
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        if (warp + i * kWarps >= Tile::kSteps) continue;
+        float o[2][4];
+        block_values<Tile>(p, k + Tile::kPlane, warp + i * kWarps, lane, o);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          float& to = group[i][j / 4][j % 4];
+          to = fold_value(to, o[j / 4][j % 4], w[j % 4 / 2]);
+        }
+      }
+      if (block % kGroupBlocks == kGroupBlocks - 1 || block + 1 == u.end) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) w[h] = fold_sums(m[h], sum[h], group_m[h], group_sum[h]);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            float& from = group[i][j / 4][j % 4];
+            float& to = total[i][j / 4][j % 4];
+            to = fold_value(to, from, w[j % 4 / 2]);
+            from = 0.0f;
+          }
+        }
+        group_m[0] = group_m[1] = -INFINITY;
+        group_sum[0] = group_sum[1] = 0.0f;
+      }
+      if (Tile::kStages == 1 && block + 1 < u.end) {
+        __syncthreads();
+        copy(block + 1, next_page);
+        next_page = __ldcg(table + min(block + 2, u.end - 1));
+      }
+    }
+
+    const bool whole = u.splits == 1;
+    const int64_t slot = (u.slot + u.split) * a.heads + u.first_head;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int head = g + 8 * h;
+      if (head >= u.heads) continue;
+      const float inverse = __fdiv_rn(1.0f, sum[h]);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        if (warp + i * kWarps >= Tile::kSteps) continue;
+        for_values<Tile>(total[i], warp + i * kWarps, lane, h, [&](int dim, float x, float y) {
+          if (whole) {
+            store_bf16_pair(a.out + first_out + head * kHeadDim + dim, finish_value(x, inverse),
+                            finish_value(y, inverse));
+          } else {
+            *reinterpret_cast<float2*>(a.partial + (slot + head) * kHeadDim + dim) =
+                make_float2(x, y);
+          }
+        });
+      }
+      if (!whole && warp == 0 && t == 0) a.partial_sums[slot + head] = make_float2(m[h], sum[h]);
+    }
+    if (!whole && arrive_last(a.counters + u.counter, u.splits, &flag)) {
+      fold_partials<kHeadDim>(a, u);
+    }
+    __syncthreads();  // before the next unit writes shared memory
+  }
+}
+
+template <int kHeadDim, KvFormat kFormat, bool kFused>
+cudaError_t launch_rows(const AttentionLaunch& launch, int blocks, cudaStream_t stream) {
+  constexpr int kSmem = KvTile<kHeadDim, kFormat>::kSmem;
+  const auto kernel = attention_rows_kernel<kHeadDim, kFormat, kFused>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
+  if (error != cudaSuccess) return error;
+  return launch_overlapped(kernel, blocks, kAttentionThreads, kSmem, stream, launch);
+}
+
+}  // namespace nibble::kernels::cuda

@@ -1,0 +1,270 @@
+// CSF on the GPU at hand against the CPU codec, byte for byte; exit code 0: all checks passed.
+//   csf_cuda_check [small]
+// Planes of many shapes and kinds of content: encode, decode, check (good and broken streams), and
+// the kernels' form: codes, bases and exceptions of every tile expand to the plain tile's scales.
+#include <cstdio>
+#include <random>
+
+#include "kernels/cuda/csf_case.h"
+#include "kernels/cuda/csf_index.h"
+
+namespace nibble::kernels::cuda {
+namespace {
+
+int failures = 0;
+int checks = 0;
+void expect(bool ok, const std::string& what) {
+  ++checks;
+  if (ok) return;
+  ++failures;
+  std::printf("FAILED %s\n", what.c_str());
+}
+
+enum class Content { kTypical, kRandom, kConstant, kTwoClusters, kSpikes, kWide };
+
+std::vector<uint8_t> make_planes(const CsfStack& s, Content content, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> v(static_cast<size_t>(s.experts * s.rows * s.cols));
+  const int window = codec::csf_window(s.kind);
+  for (int64_t r = 0; r < s.experts * s.rows; ++r) {
+    const int level = static_cast<int>(random() % 256), other = static_cast<int>(random() % 256);
+    for (int64_t c = 0; c < s.cols; ++c) {
+      const uint64_t x = random();
+      int value = 0;
+      switch (content) {
+        case Content::kTypical:
+          value = s.kind == CsfKind::kNvfp4
+                      ? 56 + static_cast<int>(x % 8 + (x >> 8) % 8 + (x >> 16) % 8) - 10
+                      : 120 + static_cast<int>(x & 1) + ((x >> 8) % 100 == 0 ? 3 : 0);
+          break;
+        case Content::kRandom: value = static_cast<int>(x % 256); break;
+        case Content::kConstant: value = level; break;
+        case Content::kTwoClusters:
+          value =
+              (x & 1 ? level : other) + static_cast<int>((x >> 8) % static_cast<uint64_t>(window));
+          break;
+        case Content::kSpikes: value = x % 3 == 0 ? static_cast<int>(x >> 8) : level; break;
+        case Content::kWide: value = level + static_cast<int>((x >> 8) % 70); break;
+      }
+      v[static_cast<size_t>(r * s.cols + c)] = static_cast<uint8_t>(value);
+    }
+  }
+  return v;
+}
+
+void check_streams(const CsfStack& s, Content content, uint64_t seed) {
+  const std::string name = cat(codec::csf_kind_name(s.kind), " E", s.experts, " ", s.rows, " x ",
+                               s.cols, " content ", static_cast<int>(content));
+  const auto planes = make_planes(s, content, seed);
+  const auto bytes = static_cast<int64_t>(planes.size());
+  DeviceBuffer input((bytes + 15) / 16 * 16), output((bytes + 15) / 16 * 16);
+  must(cudaMemcpy(input.data(), planes.data(), planes.size(), cudaMemcpyHostToDevice), "upload");
+  const StreamBuffers out(s, bytes);
+  must(csf_encode(s, input.as<uint8_t>(), out.view(), out.scratch.data(), nullptr), "encode");
+  must(cudaDeviceSynchronize(), "encode run");
+  expect(equals_cpu_codec(out, planes), cat("encode ", name));
+
+  must(csf_decode(s, out.view(), output.as<uint8_t>(), nullptr), "decode");
+  expect(download(output.as<uint8_t>(), bytes) == planes, cat("decode ", name));
+
+  // Too little room: the count is still right and nothing is written beyond.
+  const int64_t count = out.count();
+  if (count > 1) {
+    StreamBuffers tight(s, count);
+    must(cudaMemset(tight.exceptions.data(), 0xEE, static_cast<size_t>(4 * count)), "poison");
+    CsfStreams view = tight.view();
+    view.capacity = count / 2;
+    must(csf_encode(s, input.as<uint8_t>(), view, tight.scratch.data(), nullptr), "encode");
+    const auto words = download(tight.exceptions.as<uint32_t>(), count);
+    expect(tight.count() == count && words[static_cast<size_t>(count / 2)] == 0xEEEEEEEEu,
+           cat("capacity ", name));
+  }
+
+  // The check of a stored stream, and its row_begin.
+  const auto begins = download(out.row_begin.as<uint32_t>(), s.experts * s.rows + 1);
+  std::vector<uint32_t> of_expert;
+  for (int64_t e = 0; e <= s.experts; ++e)
+    of_expert.push_back(begins[static_cast<size_t>(e * s.rows)]);
+  DeviceBuffer expert_begin(4 * (s.experts + 1)), faults(4);
+  must(cudaMemcpy(expert_begin.data(), of_expert.data(), of_expert.size() * 4,
+                  cudaMemcpyHostToDevice),
+       "upload");
+  auto run_check = [&] {
+    must(cudaMemset(faults.data(), 0, 4), "zero");
+    must(cudaMemset(out.row_begin.data(), 0xEE, begins.size() * 4), "poison");
+    must(csf_check(s, out.view(), expert_begin.as<uint32_t>(), faults.as<int>(), nullptr), "check");
+    return download(faults.as<int>(), 1)[0];
+  };
+  expect(run_check() == 0, cat("legal ", name));
+  expect(download(out.row_begin.as<uint32_t>(), s.experts * s.rows + 1) == begins,
+         cat("row_begin ", name));
+  auto poke = [&](uint8_t* p, uint8_t value) {
+    must(cudaMemcpy(p, &value, 1, cudaMemcpyHostToDevice), "poke");
+  };
+  const uint8_t base = download(out.fixed.as<uint8_t>() + 3, 1)[0];
+  poke(out.fixed.as<uint8_t>() + 3, 255);
+  expect(run_check() == kCsfBaseRange, cat("base_range ", name));
+  poke(out.fixed.as<uint8_t>() + 3, base);
+  if (s.kind == CsfKind::kMxfp4 && s.cols % 8 != 0) {
+    uint8_t* last = out.fixed.as<uint8_t>() + out.fixed.bytes() - 1;
+    const uint8_t tail = download(last, 1)[0];
+    poke(last, static_cast<uint8_t>(tail | 0x80));
+    expect(run_check() == kCsfTailBits, cat("tail_bits ", name));
+    poke(last, tail);
+  }
+  if (of_expert[1] >= 2) {
+    auto* words = out.exceptions.as<uint32_t>();
+    const auto two = download(words, 2);
+    must(cudaMemcpy(words + 1, words, 4, cudaMemcpyDeviceToDevice), "poke");
+    expect(run_check() == kCsfExceptionOrder, cat("exception_order ", name));
+    must(cudaMemcpy(words + 1, &two[1], 4, cudaMemcpyHostToDevice), "poke");
+    if (s.rows * s.cols < (1 << 24)) {
+      uint32_t* end = words + of_expert[1] - 1;
+      const uint32_t word = download(end, 1)[0];
+      const uint32_t broken = (word & 0xFF000000u) | static_cast<uint32_t>(s.rows * s.cols);
+      must(cudaMemcpy(end, &broken, 4, cudaMemcpyHostToDevice), "poke");
+      expect(run_check() == kCsfExceptionRange, cat("exception_range ", name));
+      must(cudaMemcpy(end, &word, 4, cudaMemcpyHostToDevice), "poke");
+    }
+  }
+}
+
+/// Plain scale bytes of a tile from its compressed form, as csf_index.h describes it.
+std::vector<uint8_t> expand_tile(FormatId f, const uint8_t* codes, const uint16_t* bases) {
+  std::vector<uint8_t> plain(static_cast<size_t>(tile_scale_bytes(f)));
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int high = 0; high < 2; ++high) {
+      const int base = bases[lane] >> 8 * high & 0xFF;
+      const int groups = f == FormatId::kNvfp4 ? 4 : 2;
+      for (int i = 0; i < groups; ++i) {
+        const int code = f == FormatId::kNvfp4
+                             ? codes[4 * lane + 2 * (i % 2) + high] >> 4 * (i / 2) & 15
+                             : codes[lane / 2] >> (4 * (lane % 2) + 2 * i + high) & 1;
+        plain[static_cast<size_t>(2 * (groups * lane + i) + high)] =
+            static_cast<uint8_t>(base + code);
+      }
+    }
+  }
+  return plain;
+}
+
+/// The kernels' form of random scales, gate and up as one stacked plane or as two.
+void check_index(FormatId f, Product product, int64_t experts, int64_t hidden, int64_t inter,
+                 bool stacked, Content content) {
+  const bool down = product == Product::kDown;
+  const int64_t rows = down ? hidden : inter, cols = down ? inter : hidden;
+  const int64_t scale_cols = cols / group_cols(f);
+  const CsfStack stack{csf_kind_of(f), experts, stacked ? 2 * rows : rows, scale_cols};
+  const int matrices = down || stacked ? 1 : 2;
+  std::vector<std::vector<uint8_t>> planes;
+  std::vector<std::unique_ptr<StreamBuffers>> streams;
+  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr, nullptr, nullptr};
+  int64_t count = 0;
+  for (int m = 0; m < matrices; ++m) {
+    planes.push_back(make_planes(stack, content, 31 + static_cast<uint64_t>(m)));
+    const auto bytes = static_cast<int64_t>(planes.back().size());
+    DeviceBuffer input(bytes + 16);
+    must(cudaMemcpy(input.data(), planes.back().data(), static_cast<size_t>(bytes),
+                    cudaMemcpyHostToDevice),
+         "upload");
+    streams.push_back(std::make_unique<StreamBuffers>(stack, bytes));
+    const StreamBuffers& out = *streams.back();
+    must(csf_encode(stack, input.as<uint8_t>(), out.view(), out.scratch.data(), nullptr), "encode");
+    count += out.count();
+  }
+  args.first = {streams[0]->view(), stack.rows, 0};
+  args.second = stacked ? CsfSource{streams[0]->view(), stack.rows, rows}
+                        : CsfSource{streams.back()->view(), stack.rows, 0};
+  const int64_t tiles = experts * tile_count(product, hidden, inter);
+  const int64_t blocks = experts * row_blocks(product, hidden, inter);
+  const int stride = tile_bytes(f, ScaleForm::kCsf);
+  DeviceBuffer packed(tiles * stride), bases(blocks * 64), begins(4 * (tiles + 1)),
+      words(4 * count + 16), scratch(csf_index_scratch_bytes(args));
+  args.packed = packed.as<uint8_t>();
+  args.bases = bases.as<uint16_t>();
+  args.exception_begin = begins.as<uint32_t>();
+  args.exceptions = words.as<uint32_t>();
+  must(csf_index(args, scratch.data(), nullptr), "index");
+  must(cudaDeviceSynchronize(), "index run");
+  const auto host_packed = download(packed.as<uint8_t>(), packed.bytes());
+  const auto host_bases = download(bases.as<uint16_t>(), blocks * 32);
+  const auto host_begins = download(begins.as<uint32_t>(), tiles + 1);
+  const auto host_words = download(words.as<uint32_t>(), count);
+  const int64_t chunk_count = chunks(cols);
+  const int groups = kTileCols / group_cols(f);
+  bool equal = static_cast<int64_t>(host_begins.back()) == count, sorted = true;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t block = t / chunk_count, chunk = t % chunk_count;
+    auto plain = expand_tile(f, host_packed.data() + t * stride + tile_code_bytes(f),
+                             host_bases.data() + block * 32);
+    for (uint32_t i = host_begins[static_cast<size_t>(t)];
+         i < host_begins[static_cast<size_t>(t + 1)]; ++i) {
+      const uint32_t word = host_words[i];
+      equal = equal && (word >> 8 & 0xFFFF) == static_cast<uint32_t>(chunk);
+      plain[word & 0xFF] = static_cast<uint8_t>(word >> 24);
+      if (i > host_begins[static_cast<size_t>(t)] &&
+          (host_words[i - 1] & 0xFFFFFF) >= (word & 0xFFFFFF))
+        sorted = false;
+    }
+    const int64_t expert = block / row_blocks(product, hidden, inter);
+    const int64_t in_expert = block % row_blocks(product, hidden, inter);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int high = 0; high < 2; ++high) {
+        const int64_t row = packed_row(product, in_expert, lane / 8, lane % 8, high);
+        if (row >= rows) continue;
+        const bool second = !down && high != 0;
+        const auto& plane = planes[second && !stacked ? 1 : 0];
+        const int64_t at =
+            (expert * stack.rows + row + (second && stacked ? rows : 0)) * scale_cols;
+        for (int i = 0; i < groups && chunk * groups + i < scale_cols; ++i) {
+          equal = equal && plain[static_cast<size_t>(2 * (groups * lane + i) + high)] ==
+                               plane[static_cast<size_t>(at + chunk * groups + i)];
+        }
+      }
+    }
+  }
+  expect(equal && sorted, cat("index ", formats::block_format(f).name, down ? " down" : " gate_up",
+                              " E", experts, " H", hidden, " I", inter, stacked ? " stacked" : "",
+                              " content ", static_cast<int>(content)));
+}
+
+int run(int argc, char**) {
+  const bool small = argc > 1;
+  const Content all[] = {Content::kTypical,     Content::kRandom, Content::kConstant,
+                         Content::kTwoClusters, Content::kSpikes, Content::kWide};
+  uint64_t seed = 1;
+  for (const CsfKind kind : {CsfKind::kNvfp4, CsfKind::kMxfp4}) {
+    for (const int64_t cols : {1, 2, 3, 6, 7, 16, 18, 20, 40, 64, 112, 160, 180, 256}) {
+      if (kind == CsfKind::kNvfp4 && cols % 2 != 0) continue;
+      for (const Content content : all) {
+        check_streams({kind, 3, 48, cols}, content, ++seed);
+        if (!small) check_streams({kind, 5, 256, cols}, content, ++seed);
+        if (small && cols > 20) break;
+      }
+    }
+    if (!small) {
+      check_streams({kind, 1, 16, 70000}, Content::kTypical, ++seed);
+      check_streams({kind, 1, 16, 40000}, Content::kRandom, ++seed);
+      check_streams({kind, 2, 4096, 256}, Content::kTypical, ++seed);
+    }
+  }
+  for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
+    for (const Content content : {Content::kTypical, Content::kRandom}) {
+      for (const Product product : {Product::kGateUp, Product::kDown}) {
+        check_index(f, product, 2, 320, 96, false, content);
+        if (small) continue;
+        check_index(f, product, 3, 512, 192, false, content);
+        check_index(f, product, 2, 2880, 2880, false, content);
+        check_index(f, product, 2, 6144, 256, false, content);
+      }
+      check_index(f, Product::kGateUp, 3, 512, 192, true, content);
+    }
+  }
+  std::printf("%d checks, %d failed\n", checks, failures);
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace nibble::kernels::cuda
+
+int main(int argc, char** argv) { return nibble::kernels::cuda::run(argc, argv); }

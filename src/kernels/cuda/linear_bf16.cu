@@ -1,0 +1,10 @@
+#include "kernels/cuda/linear_few.cuh"
+#include "kernels/cuda/linear_many.cuh"
+
+namespace nibble::kernels::cuda {
+
+LinearLaunchers linear_launchers_bf16() {
+  return {launch_linear_few<FormatId::kBf16>, launch_linear_many<FormatId::kBf16>};
+}
+
+}  // namespace nibble::kernels::cuda

@@ -1,0 +1,188 @@
+// One row's choice of experts by one warp: scores, groups, top-k, weights. The rules are those of
+// kernels/router/router.h; here they are done with comparisons of integers across lanes.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/layout.h"
+#include "kernels/router/router.h"
+
+namespace nibble::kernels::cuda {
+
+/// Shared floats that a warp's choice takes (8-byte aligned): keys, scores, biased scores, weights.
+NIBBLE_HD constexpr int choice_floats(int experts) {
+  return (4 * experts + static_cast<int>(kMaxRouterTopK) + 1) / 2 * 2;
+}
+
+struct ChoiceParams {
+  RouterScore score;
+  int experts, top_k, groups, top_groups;
+  bool normalize;
+  float scaling;
+  const float* correction_bias;
+};
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+/// An integer that orders as the float does; both zeros are equal. Not for NaN.
+__device__ __forceinline__ uint32_t ordered_bits(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+/// Softmax of n values in shared memory, in place; a NaN stays NaN and is left out of the sum.
+__device__ __forceinline__ void softmax_in_place(float* v, int n, int lane) {
+  float peak = -INFINITY;
+  for (int i = lane; i < n; i += 32) peak = fmaxf(peak, v[i]);
+  peak = warp_max(peak);
+  float sum = 0.0f;
+  for (int i = lane; i < n; i += 32) sum += expf(fmaxf(v[i], -INFINITY) - peak);
+  sum = warp_sum(sum);
+  for (int i = lane; i < n; i += 32) v[i] = expf(v[i] - peak) / sum;
+  __syncwarp();
+}
+
+/// Sum of a group's two largest values, NaN counting as -inf; the largest alone if n is 1.
+__device__ __forceinline__ float choice_group_score(const float* biased, int n) {
+  float first = -INFINITY, second = -INFINITY;
+  for (int i = 0; i < n; ++i) {
+    const float s = biased[i];
+    if (s > first) {
+      second = first;
+      first = s;
+    } else if (s > second) {
+      second = s;
+    }
+  }
+  return n == 1 ? first : first + second;
+}
+
+/// Bit g: group g is among the top_groups best. Lane l looks after groups l and l + 32.
+__device__ __forceinline__ uint64_t kept_groups(const float* biased, const ChoiceParams& p,
+                                                int lane) {
+  const int size = p.experts / p.groups;
+  float score[2] = {-INFINITY, -INFINITY};
+  for (int h = 0; h < 2; ++h) {
+    const int g = lane + 32 * h;
+    if (g < p.groups) score[h] = choice_group_score(biased + g * size, size);
+  }
+  uint64_t kept = 0;
+  for (int n = 0; n < p.top_groups; ++n) {
+    // The lowest group left stands until a strictly better one: a NaN there is never beaten.
+    const int lowest = __ffsll(static_cast<long long>(~kept)) - 1;
+    const float standing = __shfl_sync(~0u, lowest < 32 ? score[0] : score[1], lowest % 32);
+    int best = lowest;
+    if (standing == standing) {
+      uint32_t mine = 0;
+      int at = 0;
+      for (int h = 1; h >= 0; --h) {
+        const int g = lane + 32 * h;
+        if (g >= p.groups || (kept >> g & 1) != 0 || score[h] != score[h]) continue;
+        const uint32_t bits = ordered_bits(score[h]);  // at least 0x007FFFFF: -inf
+        if (bits >= mine) {
+          mine = bits;
+          at = g;
+        }
+      }
+      const uint32_t top = __reduce_max_sync(~0u, mine);
+      best =
+          static_cast<int>(__reduce_min_sync(~0u, mine == top ? static_cast<uint32_t>(at) : 1024u));
+    }
+    kept |= uint64_t{1} << best;
+  }
+  return kept;
+}
+
+/// Rank (2 bits: kept group 2, dropped group 1, NaN 0), biased score (32 bits), 1024 - id (11 bits):
+/// never 0.
+__device__ __forceinline__ uint64_t choice_key(float biased, bool kept, int e) {
+  const uint64_t id = static_cast<uint64_t>(1024 - e);
+  if (biased != biased) return id;
+  return uint64_t{kept ? 2u : 1u} << 43 | static_cast<uint64_t>(ordered_bits(biased)) << 11 | id;
+}
+__device__ __forceinline__ uint64_t best_key(const uint64_t* keys, int experts, int lane) {
+  uint64_t best = 0;
+  for (int e = lane; e < experts; e += 32) best = max(best, keys[e]);
+  return best;
+}
+
+/// logits [experts] -> ids and weights [top_k] in global memory. `smem`: choice_floats floats.
+/// kFar: the logits were written by other CTAs to global memory, otherwise they are in shared.
+template <bool kFar>
+__device__ __forceinline__ void choose_experts(const ChoiceParams& p, const float* logits,
+                                               float* smem, int lane, int32_t* ids,
+                                               float* weights) {
+  auto* keys = reinterpret_cast<uint64_t*>(smem);
+  float* scores = smem + 2 * p.experts;
+  float* biased = scores + p.experts;
+  float* chosen = biased + p.experts;
+  for (int e = lane; e < p.experts; e += 32) {
+    const float v = kFar ? __ldcg(logits + e) : logits[e];
+    scores[e] = p.score == RouterScore::kSigmoid ? 1.0f / (1.0f + expf(0.0f - v)) : v;
+  }
+  __syncwarp();
+  if (p.score == RouterScore::kSoftmax) softmax_in_place(scores, p.experts, lane);
+  for (int e = lane; e < p.experts; e += 32) {
+    biased[e] = p.correction_bias == nullptr ? scores[e] : scores[e] + p.correction_bias[e];
+  }
+  __syncwarp();
+  if (p.top_groups == p.groups) {
+    for (int e = lane; e < p.experts; e += 32) keys[e] = choice_key(biased[e], true, e);
+  } else {
+    const uint64_t kept = kept_groups(biased, p, lane);
+    const int size = p.experts / p.groups;
+    for (int e = lane; e < p.experts; e += 32) {
+      keys[e] = choice_key(biased[e], (kept >> (e / size) & 1) != 0, e);
+    }
+  }
+  int first = -1, second = -1;  // what rounds `lane` and `lane + 32` chose
+  uint64_t best = best_key(keys, p.experts, lane);  // a lane reads only what it wrote
+  for (int n = 0; n < p.top_k; ++n) {
+    // A key has 45 bits: compared in two parts.
+    const auto high = static_cast<uint32_t>(best >> 13), low = static_cast<uint32_t>(best & 0x1FFF);
+    const uint32_t top = __reduce_max_sync(~0u, high);
+    const uint32_t rest = __reduce_max_sync(~0u, high == top ? low : 0u);
+    const int e = 1024 - static_cast<int>(rest & 0x7FF);
+    if (high == top && low == rest) {
+      keys[e] = 0;
+      best = best_key(keys, p.experts, lane);
+    }
+    if (lane == n % 32) (n < 32 ? first : second) = e;
+  }
+  // Ascending ids: a chosen expert's place is the number of smaller ones.
+  int place[2] = {0, 0};
+  for (int n = 0; n < p.top_k; ++n) {
+    const int other = __shfl_sync(~0u, n < 32 ? first : second, n % 32);
+    place[0] += other < first ? 1 : 0;
+    place[1] += other < second ? 1 : 0;
+  }
+  if (lane < p.top_k) {
+    ids[place[0]] = first;
+    chosen[place[0]] = scores[first];
+  }
+  if (lane + 32 < p.top_k) {
+    ids[place[1]] = second;
+    chosen[place[1]] = scores[second];
+  }
+  __syncwarp();
+  float sum = 1.0f;
+  if (p.score == RouterScore::kSoftmaxSelected) {
+    softmax_in_place(chosen, p.top_k, lane);
+  } else if (p.normalize) {
+    sum = 0.0f;
+    for (int n = 0; n < p.top_k; ++n) sum += chosen[n];
+    sum += 1e-20f;
+  }
+  for (int n = lane; n < p.top_k; n += 32) weights[n] = chosen[n] / sum * p.scaling;
+}
+
+}  // namespace nibble::kernels::cuda
