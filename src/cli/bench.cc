@@ -39,6 +39,7 @@ struct Measurement {
 struct Roofline {
   double bytes = 0;      // of weights, as stored
   double bandwidth = 0;  // of the GPU's memory; 0 on the CPU
+  double upload = 0;     // from page-locked host memory
 };
 
 // Every matrix once, of the experts the share that a token uses; no embedding, no MTP layer.
@@ -156,7 +157,9 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
   }
   if (roofline.bandwidth > 0) {
     out << "\ncopy bandwidth " << std::setprecision(2) << roofline.bandwidth / 1e12 << " TB/s, "
-        << bytes_text(static_cast<int64_t>(roofline.bytes)) << " of weights a token\n";
+        << bytes_text(static_cast<int64_t>(roofline.bytes))
+        << " of weights a token; page-locked memory to the GPU " << roofline.upload / 1e9
+        << " GB/s\n";
   }
   out << "\npeak resident set " << bytes_text(peak_rss_bytes()) << ", nibble " << NIBBLE_VERSION
       << '\n';
@@ -208,6 +211,7 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
       place = "cuda";
       engines.clear();  // room for the copies
       NIBBLE_TRY(roofline.bandwidth, device::cuda_copy_bandwidth());
+      NIBBLE_TRY(roofline.upload, device::cuda_upload_bandwidth());
     }
   }
   print(out, options, results, place, roofline);

@@ -148,7 +148,8 @@ Result<Opened> open_on_cuda(const recipe::Recipe& recipe, const plan::PlanOption
   NIBBLE_TRY(CudaModel loaded, load_cuda_model(recipe, plan_options, device, pool, progress));
   if (progress) err << "\r\033[K";
   if (!quiet) {
-    err << seconds_text(loaded.report) << "; weights take "
+    err << seconds_text(loaded.report) << ", " << std::setprecision(3)
+        << loaded.report.reading_seconds << " s of it reading; weights take "
         << bytes_text(loaded.report.resident_bytes) << " of device memory, planned "
         << bytes_text(loaded.planned_bytes) << "; peak resident set grew by "
         << bytes_text(peak_rss_bytes() - rss_before) << ", planned staging "

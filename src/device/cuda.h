@@ -33,5 +33,7 @@ Result<Memory> cuda_pinned(int64_t bytes);
 /// Bytes a second that copying device memory moves, read and written, on this thread's current
 /// device: the median of several copies of 1 GiB. What "share of the bandwidth" means everywhere.
 Result<double> cuda_copy_bandwidth();
+/// Bytes a second from page-locked host memory to this thread's current device, of large copies.
+Result<double> cuda_upload_bandwidth();
 
 }  // namespace nibble::device

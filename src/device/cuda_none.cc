@@ -14,5 +14,6 @@ Result<void> cuda_use(int) { return no_cuda(); }
 Result<Memory> cuda_memory(int64_t) { return no_cuda(); }
 Result<Memory> cuda_pinned(int64_t) { return no_cuda(); }
 Result<double> cuda_copy_bandwidth() { return no_cuda(); }
+Result<double> cuda_upload_bandwidth() { return no_cuda(); }
 
 }  // namespace nibble::device

@@ -18,6 +18,7 @@ using recipe::WeightKey;
 namespace {
 
 constexpr int64_t kBlockBytes = 4 << 20;
+constexpr size_t kMaxFlags = 1 << 16;
 int64_t round256(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
@@ -46,24 +47,27 @@ Result<std::byte*> CudaBuilder::keep(int64_t bytes) {
 
 Result<std::byte*> CudaBuilder::small(const void* data, int64_t bytes) {
   const int64_t need = round256(bytes);
-  std::byte* to = nullptr;
-  if (need > kBlockBytes / 4) {
-    NIBBLE_TRY(to, keep(need));
-  } else {
-    if (need > block_left_) {
-      NIBBLE_TRY(device::Memory memory, device::cuda_memory(kBlockBytes));
-      block_ = memory.data();
-      block_left_ = kBlockBytes;
-      weights->memory.push_back(std::move(memory));
-      weights->bytes += kBlockBytes;
-    }
-    to = block_;
-    block_ += need;
-    block_left_ -= need;
+  if (constants_.empty() ||
+      constants_.back().used + need > static_cast<int64_t>(constants_.back().host.size())) {
+    const int64_t size = std::max(kBlockBytes, need);
+    NIBBLE_TRY(std::byte * device, keep(size));
+    constants_.push_back({device, std::vector<std::byte>(static_cast<size_t>(size)), 0});
   }
-  NIBBLE_TRY(cuda_ok(cudaMemcpy(to, data, static_cast<size_t>(bytes), cudaMemcpyHostToDevice),
-                     "constants"));
+  Block& block = constants_.back();
+  std::memcpy(block.host.data() + block.used, data, static_cast<size_t>(bytes));
+  std::byte* to = block.device + block.used;
+  block.used += need;
   return to;
+}
+
+Result<void> CudaBuilder::upload_constants() {
+  for (const Block& block : constants_) {
+    NIBBLE_TRY(cuda_ok(cudaMemcpy(block.device, block.host.data(), static_cast<size_t>(block.used),
+                                  cudaMemcpyHostToDevice),
+                       "constants"));
+  }
+  constants_.clear();
+  return {};
 }
 
 Result<std::byte*> CudaBuilder::scratch(int which, int64_t bytes) {
@@ -77,24 +81,33 @@ Result<std::byte*> CudaBuilder::scratch(int which, int64_t bytes) {
 }
 
 Result<int*> CudaBuilder::flags(const std::string& name) {
-  NIBBLE_TRY(const int* p, constant(std::vector<int>{0}));
-  flags_.emplace_back(name, const_cast<int*>(p));
-  return flags_.back().second;
+  if (flag_block_ == nullptr) {
+    NIBBLE_TRY(std::byte * block, keep(kMaxFlags * int64_t{sizeof(int)}));
+    NIBBLE_TRY(cuda_ok(cudaMemset(block, 0, kMaxFlags * sizeof(int)), "loading"));
+    NIBBLE_TRY(cuda_ok(cudaDeviceSynchronize(), "loading"));
+    flag_block_ = reinterpret_cast<int*>(block);
+  }
+  flag_names_.push_back(name);
+  NIBBLE_CHECK(flag_names_.size() <= kMaxFlags, name);
+  return flag_block_ + flag_names_.size() - 1;
 }
 
-Result<void> CudaBuilder::check_flags() {
+Result<void> CudaBuilder::settle() {
   NIBBLE_TRY(ring_->finish());
-  for (const auto& [name, p] : flags_) {
-    int value = 0;
-    NIBBLE_TRY(cuda_ok(cudaMemcpy(&value, p, sizeof(int), cudaMemcpyDeviceToHost), "loading"));
-    if (value & kernels::cuda::kPackNan) {
-      return Error(Code::kCorruptInput, cat(name, ": a NaN code or scale"));
+  NIBBLE_TRY(upload_constants());
+  std::vector<int> values(flag_names_.size());
+  NIBBLE_TRY(cuda_ok(
+      cudaMemcpy(values.data(), flag_block_, values.size() * sizeof(int), cudaMemcpyDeviceToHost),
+      "loading"));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] & kernels::cuda::kPackNan) {
+      return Error(Code::kCorruptInput, cat(flag_names_[i], ": a NaN code or scale"));
     }
-    if (value & kernels::cuda::kPackTooLarge) {
+    if (values[i] & kernels::cuda::kPackTooLarge) {
       return Error(Code::kUnsupported,
-                   cat(name,
-                       ": an E8M0 scale above 2^1 (MXFP4) or 2^7 (MXFP8); the CUDA kernels "
-                       "take smaller ones, the CPU all"));
+                   cat(flag_names_[i],
+                       ": an E8M0 scale above 2^1 (MXFP4) or 2^7 (MXFP8); the CUDA "
+                       "kernels take smaller ones, the CPU all"));
     }
   }
   return {};
@@ -252,6 +265,7 @@ LoadReport CudaBuilder::finish(int64_t resident) {
   summary.resident_bytes = resident;
   summary.scales = std::move(scales_);
   summary.staging_peak_bytes = plan::kCudaSlots * ring_->slot_bytes();
+  summary.reading_seconds = ring_->reading_seconds();
   summary.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   return summary;

@@ -30,7 +30,7 @@ class CudaBuilder {
 
   /// Device memory that the weights keep.
   Result<std::byte*> keep(int64_t bytes);
-  /// Constants, copied at once into memory that the weights keep.
+  /// Constants in memory that the weights keep; they are there after upload_constants().
   template <typename T>
   Result<const T*> constant(const std::vector<T>& values) {
     NIBBLE_TRY(std::byte * p,
@@ -51,9 +51,10 @@ class CudaBuilder {
   Result<kernels::cuda::MoeWeights> experts(int32_t layer, recipe::Role gate, recipe::Role up,
                                             recipe::Role down, const std::vector<int32_t>& experts);
 
-  /// A device int that a packing kernel sets; checked at the end, under this name.
+  /// A device int that a packing kernel sets; settle() checks it, under this name.
   Result<int*> flags(const std::string& name);
-  Result<void> check_flags();
+  /// At the end: everything queued is done, constants are in place. Errors: what flags say.
+  Result<void> settle();
   void count(int64_t source_bytes);
   void report(bool last);
   LoadReport finish(int64_t resident);
@@ -63,6 +64,7 @@ class CudaBuilder {
  private:
   struct Projection;
   Result<std::byte*> small(const void* data, int64_t bytes);
+  Result<void> upload_constants();
   Result<void> stage_scales(Projection& p);
   Result<void> encode(Projection& p, int source);
   Result<void> decide(Projection& p);
@@ -80,9 +82,15 @@ class CudaBuilder {
   const std::function<void(const LoadProgress&)>& progress_;
   std::unique_ptr<CudaRing> ring_;
   device::Memory scratch_[12];
-  std::byte* block_ = nullptr;  // of constants
-  int64_t block_left_ = 0;
-  std::vector<std::pair<std::string, int*>> flags_;
+  // Constants collect on the host and travel together: a small copy would wait behind the slots.
+  struct Block {
+    std::byte* device = nullptr;
+    std::vector<std::byte> host;
+    int64_t used = 0;
+  };
+  std::vector<Block> constants_;
+  int* flag_block_ = nullptr;  // zeroed ints
+  std::vector<std::string> flag_names_;
   std::vector<ScaleReport> scales_;
   int64_t done_ = 0, total_ = 0;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(),

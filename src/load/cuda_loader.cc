@@ -125,7 +125,7 @@ Result<LoadedCudaWeights> load_cuda_weights(
   }
   NIBBLE_TRY(w.final_norm, b.vector({-1, Role::kFinalNorm, -1}));
   NIBBLE_TRY(w.head, b.linear({{head, &plan::source_weight(recipe, head)}}, {}));
-  NIBBLE_TRY(b.check_flags());
+  NIBBLE_TRY(b.settle());
   LoadReport report = b.finish(w.bytes);
   return LoadedCudaWeights{b.weights, std::move(report)};
 }

@@ -1,6 +1,7 @@
 #include "load/cuda_ring.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -112,6 +113,7 @@ Result<std::byte*> CudaRing::fill(std::span<const RingRead> reads, int64_t bytes
       tasks.push_back({i, b, std::min(step, reads[i].bytes - b)});
     }
   }
+  const auto begin = std::chrono::steady_clock::now();
   std::mutex mutex;
   std::optional<std::pair<int64_t, Error>> failed;
   pool_.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
@@ -121,6 +123,8 @@ Result<std::byte*> CudaRing::fill(std::span<const RingRead> reads, int64_t bytes
       if (!failed || i < failed->first) failed.emplace(i, ok.error());
     }
   });
+  reading_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (failed) return failed->second;
   NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(slot.device.data(), slot.host.data(),
                                      static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),

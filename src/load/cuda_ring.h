@@ -39,6 +39,8 @@ class CudaRing {
   ~CudaRing();
   int64_t slot_bytes() const { return slot_bytes_; }
   cudaStream_t stream() const { return stream_; }
+  /// Time that fill() spent reading files; the rest of a load waits for the device.
+  double reading_seconds() const { return reading_seconds_; }
 
   /// Waits for the next slot, reads into it with all threads and queues the copy of its first
   /// `bytes` to the device. Work that the caller queues on stream() before the next fill() may read
@@ -63,6 +65,7 @@ class CudaRing {
   cudaStream_t stream_ = nullptr;
   std::vector<Slot> slots_;
   int current_ = -1;
+  double reading_seconds_ = 0;
 };
 
 }  // namespace nibble::load

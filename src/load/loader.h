@@ -22,6 +22,7 @@ struct LoadReport {
   std::vector<ScaleReport> scales;  // one per layer and projection that could be compressed
   int64_t staging_peak_bytes = 0;   // measured, of the staging buffers
   double seconds = 0;
+  double reading_seconds = 0;  // GPU only: part of `seconds` in which files were read
 };
 struct LoadedWeights {
   std::shared_ptr<const WeightStore> store;
