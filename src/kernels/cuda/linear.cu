@@ -6,12 +6,10 @@
 namespace nibble::kernels::cuda {
 namespace {
 
-// The many-row kernel gives a CTA 64 weight rows and all of K. So matrices of few rows leave most of
-// the GPU idle, and the few-row kernel reads their weights several times in less time. Measured on
-// an H200: 5120 x 2048 and 2048 x 4096.
-bool takes_few(int64_t rows, int64_t out) {
-  return rows <= 16 || (rows <= 64 && chunks(out) < 64);
-}
+// The many-row kernel gives a CTA 64 weight rows and all of K. So matrices of few rows leave most
+// of the GPU idle, and the few-row kernel reads their weights several times in less time. Measured
+// on an H200: 5120 x 2048 and 2048 x 4096.
+bool takes_few(int64_t rows, int64_t out) { return rows <= 16 || (rows <= 64 && chunks(out) < 64); }
 
 constexpr int64_t kMaxSegments = 208;  // the few-row kernel's sums of 8 tokens fill shared memory
 constexpr int64_t kMaxCount = int64_t{1} << 24;

@@ -19,7 +19,8 @@ namespace nibble::kernels::cuda {
 /// One packed matrix (possibly a stack of several), on the device, 256-byte aligned.
 /// Formats: BF16, NVFP4, MXFP4, MXFP8, block FP8 (E4M3 codes with FP32 scales of 128 x 128 blocks),
 /// channel and tensor FP8 (E4M3 codes; `factor` is their scale).
-/// cols is a multiple of 8 (BF16), 16 (NVFP4 and all FP8 but MXFP8) or 32 (MXFP4, MXFP8).
+/// cols is a multiple of 8 (BF16), 16 (NVFP4 and all FP8 but MXFP8) or 32 (MXFP4, MXFP8), at most
+/// 53248.
 struct LinearWeight {
   FormatId format = FormatId::kBf16;
   int64_t out = 0, cols = 0;
@@ -30,8 +31,8 @@ struct LinearWeight {
   const float* bias = nullptr;  // FP32 [out] or null; added after the factor
 };
 
-/// x [rows, cols] BF16 and y [rows, out] FP32 on the device; strides in elements. x and x_stride
-/// are 16-byte aligned; y and x do not overlap.
+/// x [rows, cols] BF16 and y [rows, out] FP32 on the device; strides in elements. x is 16-byte
+/// aligned and x_stride a multiple of 8; y and x do not overlap.
 struct LinearArgs {
   const void* x = nullptr;
   int64_t x_stride = 0;  // 0: cols

@@ -8,8 +8,8 @@
 #include <functional>
 #include <random>
 
-#include "kernels/cuda/linear.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_case.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/router.h"
@@ -109,7 +109,8 @@ void bench_linear(FormatId f, const Shape& s, const std::vector<int64_t>& counts
   fill(weights);
   fill(factor, 0x007FFFFFu, 0x3F800000u);
   const int64_t most = *std::max_element(counts.begin(), counts.end());
-  DeviceBuffer x(most * s.cols * 2), y(most * s.out * 4), scratch(linear_scratch_bytes(most, s.cols));
+  DeviceBuffer x(most * s.cols * 2), y(most * s.out * 4),
+      scratch(linear_scratch_bytes(most, s.cols));
   fill(x, 0x807F807Fu, 0x3F803F80u);
   must(cudaDeviceSynchronize(), "fill");
   for (const int64_t rows : counts) {
@@ -122,8 +123,7 @@ void bench_linear(FormatId f, const Shape& s, const std::vector<int64_t>& counts
       a.rows = rows;
       a.y = y.as<float>();
       if (between) {
-        must(launch_overlapped(between_kernel, 1, 512, 0, stream, y.as<float>(),
-                               x.as<uint32_t>()),
+        must(launch_overlapped(between_kernel, 1, 512, 0, stream, y.as<float>(), x.as<uint32_t>()),
              "between");
       }
       must(linear(w, a, scratch.data(), stream, path), "linear");

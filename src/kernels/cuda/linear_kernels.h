@@ -18,7 +18,6 @@ NIBBLE_HD constexpr int linear_tile_bytes(FormatId f) {
 NIBBLE_HD constexpr int64_t linear_tiles_bytes(FormatId f, int64_t out, int64_t cols) {
   return chunks(out) * chunks(cols) * linear_tile_bytes(f);
 }
-constexpr int kScaleBlock = 128;  // rows and columns of a block FP8 scale
 
 struct LinearKernelArgs {
   const uint8_t* packed;
@@ -35,7 +34,8 @@ struct LinearKernelArgs {
   bool accumulate, vector_y;  // vector_y: two neighbouring floats of y may be written at once
 };
 
-/// Queues the few-row kernel: any number of rows, weights read once per 16 of them.
+/// Queues a product. few: any number of rows, weights read once per 8 or 16 of them. many: Hopper
+/// only, needs staged_x.
 using LinearLauncher = cudaError_t (*)(const LinearKernelArgs& args, int processors,
                                        cudaStream_t stream);
 struct LinearLaunchers {

@@ -271,8 +271,8 @@ cudaError_t launch_linear_many(const LinearKernelArgs& args, cudaStream_t stream
   return launch_overlapped(linear_many_kernel<G>, grid, G::kThreads, G::kSmemBytes, stream, args);
 }
 
-/// The large tile where it fills most of the GPU; else, and for block FP8 (a third set of sums), one
-/// row block and 64 tokens a CTA, two CTAs an SM.
+/// The large tile where it fills most of the GPU; else, and for block FP8 (a third set of sums),
+/// one row block and 64 tokens a CTA, two CTAs an SM.
 template <FormatId format>
 cudaError_t launch_linear_many(const LinearKernelArgs& args, int processors, cudaStream_t stream) {
   if constexpr (format != FormatId::kFp8Block) {

@@ -8,10 +8,6 @@
 
 namespace nibble::kernels::cuda {
 
-NIBBLE_HD constexpr bool is_fp8_without_tile_scales(FormatId f) {
-  return f == FormatId::kFp8Block || f == FormatId::kFp8Channel;
-}
-
 /// TileFragment, and the same for E4M3 codes whose scale is applied to the sum.
 template <FormatId format>
 struct LinearFragment : TileFragment<format> {};

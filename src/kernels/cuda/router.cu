@@ -123,8 +123,8 @@ __device__ __forceinline__ void cluster_wait() {
 /// One tile's quarter sums, 32 lanes' each, to shared memory: parts[tile][quarter][value][lane].
 template <typename G>
 __device__ __forceinline__ void sum_quarter(const RouterArgs& args, int first_row, int first_expert,
-                                            int quarter, RawWeights<G::kBf16> (&raw)[G::kAhead]
-                                                                                    [G::kExperts],
+                                            int quarter,
+                                            RawWeights<G::kBf16> (&raw)[G::kAhead][G::kExperts],
                                             bool loaded, float* parts, int lane) {
   constexpr int kElement = G::kBf16 ? 2 : 4;
   const int steps = (args.hidden + kStepColumns - 1) / kStepColumns;
@@ -143,10 +143,10 @@ __device__ __forceinline__ void sum_quarter(const RouterArgs& args, int first_ro
       if (column >= end || loaded) continue;
 #pragma unroll
       for (int e = 0; e < G::kExperts; ++e) {
-        raw[s][e].load(args.matrix + static_cast<int64_t>(min(first_expert + e,
-                                                               args.choice.experts - 1)) *
-                                         args.hidden * kElement,
-                       column);
+        raw[s][e].load(
+            args.matrix + static_cast<int64_t>(min(first_expert + e, args.choice.experts - 1)) *
+                              args.hidden * kElement,
+            column);
       }
     }
     loaded = false;
@@ -243,14 +243,15 @@ __global__ void __launch_bounds__(G::kWarps * 32, G::kWarps == 8 ? 2 : 1)
 #pragma unroll
     for (int e = 0; e < G::kExperts; ++e) {
       const int expert = min(piece * G::kCtaExperts + tile * G::kExperts + e, experts - 1);
-      raw[s][e].load(
-          args.matrix + static_cast<int64_t>(expert) * args.hidden * (G::kBf16 ? 2 : 4), column);
+      raw[s][e].load(args.matrix + static_cast<int64_t>(expert) * args.hidden * (G::kBf16 ? 2 : 4),
+                     column);
     }
   }
   ChoiceParams choice = args.choice;
   if constexpr (G::kCluster > 1) {
     prefetch_rest<G>(args, piece, ctas, pieces, tile, quarter, lane);
-    if (piece == 0 && choice.correction_bias != nullptr) {  // the cluster's first CTA, which chooses
+    if (piece == 0 &&
+        choice.correction_bias != nullptr) {  // the cluster's first CTA, which chooses
       float* copy = router_smem + G::kPartFloats + (experts + 1) / 2 * 2 + choice_floats(experts);
       for (int e = static_cast<int>(threadIdx.x); e < experts; e += G::kWarps * 32) {
         copy[e] = __ldg(choice.correction_bias + e);

@@ -22,21 +22,25 @@ struct RouterWeight {
 };
 
 /// Device bytes of route()'s scratch for up to max_rows rows. It holds counters: the caller zeroes
-/// it
-/// once; every call leaves the counters zero. Calls that run one after another may share it.
+/// it once; every call leaves the counters zero. Calls that run one after another may share it.
 int64_t router_scratch_bytes(int64_t max_rows, int64_t experts);
 
 /// x [rows, hidden] FP32, row stride x_stride elements (0: hidden; a multiple of 4) -> ids
-/// [rows, top_k] ascending within a row and weights [rows, top_k], all on the device. The meaning of
-/// `params`, ties, NaN and order are those of kernels::route; params.correction_bias is DEVICE
-/// memory. rows is at most 65536. logits: where to put [rows, experts] FP32, or null (scratch is used).
+/// [rows, top_k] ascending within a row and weights [rows, top_k], all on the device. The meaning
+/// of `params`, ties, NaN and order are those of kernels::route; params.correction_bias is DEVICE
+/// memory. rows is at most 65536. logits: where to put [rows, experts] FP32, or null (scratch is
+/// used).
+///
+/// The matrix, its bias and the correction bias may be read before the stream's previous kernel has
+/// ended: synchronise once between writing and using them.
 ///
 /// Queues one kernel; no allocation, no host synchronisation, safe to capture.
 ///
 /// Numerics: a logit is an FP32 dot product. The columns are cut in four quarters of whole steps of
-/// 128; in a quarter 32 partial sums (columns 4 l .. 4 l + 3 of every step to partial sum l) of fused
-/// multiply-adds in ascending order; then the quarters are added, then the 32 as a fixed tree. A
-/// row's bits depend on that row alone. |logit - exact| <= (hidden / 128 + 12) 2^-24 sum |w x|.
+/// 128; in a quarter 32 partial sums (columns 4 l .. 4 l + 3 of every step to partial sum l) of
+/// fused multiply-adds in ascending order; then the quarters are added, then the 32 as a fixed
+/// tree. A row's bits depend on that row alone. |logit - exact| <= (hidden / 128 + 12) 2^-24 sum |w
+/// x|.
 ///
 /// Errors: kInvalidArgument (sizes, null pointer), kUnsupported (format), kInternal (launch).
 Result<void> route(const RouterWeight& weight, const RouterParams& params, const float* x,

@@ -102,8 +102,8 @@ __device__ __forceinline__ uint64_t kept_groups(const float* biased, const Choic
   return kept;
 }
 
-/// Rank (2 bits: kept group 2, dropped group 1, NaN 0), biased score (32 bits), 1024 - id (11 bits):
-/// never 0.
+/// Rank (2 bits: kept group 2, dropped group 1, NaN 0), biased score (32 bits), 1024 - id (11
+/// bits): never 0.
 __device__ __forceinline__ uint64_t choice_key(float biased, bool kept, int e) {
   const uint64_t id = static_cast<uint64_t>(1024 - e);
   if (biased != biased) return id;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void choose_experts(const ChoiceParams& p, const floa
       keys[e] = choice_key(biased[e], (kept >> (e / size) & 1) != 0, e);
     }
   }
-  int first = -1, second = -1;  // what rounds `lane` and `lane + 32` chose
+  int first = -1, second = -1;                      // what rounds `lane` and `lane + 32` chose
   uint64_t best = best_key(keys, p.experts, lane);  // a lane reads only what it wrote
   for (int n = 0; n < p.top_k; ++n) {
     // A key has 45 bits: compared in two parts.
