@@ -133,11 +133,14 @@ Result<const float*> CudaBuilder::vector(const WeightKey& key) {
 
 Result<const std::byte*> CudaBuilder::rows(const WeightKey& key, const Weight& weight) {
   const int64_t bytes = weight.codes.bytes;
+  const auto part_at = [&](int64_t at) { return std::min(ring_->slot_bytes(), bytes - at); };
+  for (int64_t at = 0; at < bytes; at += ring_->slot_bytes()) {
+    ring_->enqueue({{&key, &weight, RingRead::Part::kCodes, at, part_at(at), 0}}, part_at(at));
+  }
   NIBBLE_TRY(std::byte * to, keep(bytes));
   for (int64_t at = 0; at < bytes; at += ring_->slot_bytes()) {
-    const int64_t part = std::min(ring_->slot_bytes(), bytes - at);
-    const RingRead read{&key, &weight, RingRead::Part::kCodes, at, part, 0};
-    NIBBLE_TRY(std::byte * staged, ring_->fill({&read, 1}, part));
+    const int64_t part = part_at(at);
+    NIBBLE_TRY(std::byte * staged, ring_->take());
     NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to + at, staged, static_cast<size_t>(part),
                                        cudaMemcpyDeviceToDevice, stream()),
                        "loading"));
@@ -181,12 +184,16 @@ Result<LinearWeight> CudaBuilder::linear(
         return Error(Code::kUnsupported,
                      cat(key_text(key), ": a scale plane of ", staged_bytes, " bytes"));
       }
-      NIBBLE_TRY(std::byte * staged, ring_->fill({&read, 1}, staged_bytes));
+      NIBBLE_TRY(std::byte * staged, ring_->fill({read}, staged_bytes));
       NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(scales, staged, static_cast<size_t>(staged_bytes),
                                          cudaMemcpyDeviceToDevice, stream()),
                          "loading"));
     }
     const int64_t step = ring_->slot_bytes() / row_bytes / block_rows * block_rows;
+    for (int64_t row = 0; row < v.rows; row += step) {
+      const int64_t bytes = std::min(step, v.rows - row) * row_bytes;
+      ring_->enqueue({{&key, weight, RingRead::Part::kCodes, row * row_bytes, bytes, 0}}, bytes);
+    }
     for (int64_t row = 0; row < v.rows; row += step) {
       LinearPiece piece;
       piece.format = out.format;
@@ -196,14 +203,14 @@ Result<LinearWeight> CudaBuilder::linear(
       piece.rows = std::min(step, v.rows - row);
       const RingRead read{
           &key, weight, RingRead::Part::kCodes, row * row_bytes, piece.rows * row_bytes, 0};
-      NIBBLE_TRY(std::byte * staged, ring_->fill({&read, 1}, read.bytes));
+      NIBBLE_TRY(std::byte * staged, ring_->fill({read}, read.bytes));
       piece.codes = reinterpret_cast<uint8_t*>(staged);
       if (scales != nullptr) {
         const int64_t unit = v.format == FormatId::kFp8Block ? row / 128 : row;
         piece.scales = reinterpret_cast<uint8_t*>(scales + unit * scale_row);
       }
       NIBBLE_TRY(kernels::cuda::pack_linear(piece, packed, bad, stream()));
-      count(read.bytes);
+      count(piece.rows * row_bytes);
     }
     first_row += v.rows;
     count(weight->stored_scale_bytes());

@@ -65,6 +65,7 @@ class CudaBuilder {
   struct Projection;
   Result<std::byte*> small(const void* data, int64_t bytes);
   Result<void> upload_constants();
+  Result<void> enqueue(Projection& p);
   Result<void> stage_scales(Projection& p);
   Result<void> encode(Projection& p, int source);
   Result<void> decide(Projection& p);

@@ -52,7 +52,8 @@ struct CudaBuilder::Projection {
   std::vector<const Weight*> of[2];
   formats::MatrixView meta;  // of the first expert; the rows of every source are equal
   int64_t hidden = 0, inter = 0;
-  int64_t scale_bytes = 0;  // staged, of one plane
+  int64_t scale_bytes = 0, code_bytes = 0;  // of one matrix, as staged
+  int64_t scale_batch = 1, code_batch = 1;  // experts of a slot
   std::byte* scales[2] = {};
   // With scales compressed:
   CsfStack stack;
@@ -63,36 +64,66 @@ struct CudaBuilder::Projection {
 
   int64_t experts() const { return static_cast<int64_t>(of[0].size()); }
   bool has_scales() const { return scale_bytes > 0; }
+  /// Staged codes of n experts of one source.
+  int64_t stacked_codes(int64_t n) const { return round16(n * code_bytes); }
   int64_t tiles() const { return experts() * kernels::cuda::tile_count(product, hidden, inter); }
 };
 
-Result<void> CudaBuilder::stage_scales(Projection& p) {
+// Everything this projection reads, in the order that stage_scales() and pack() take it.
+Result<void> CudaBuilder::enqueue(Projection& p) {
   const bool wide = p.meta.format == FormatId::kFp8Block;
   const int64_t plane = formats::scale_plane_bytes(p.meta);
   p.scale_bytes = wide ? plane / formats::scale_bytes(p.meta.scale_kind) * 4 : plane;
-  if (!p.has_scales()) return {};
-  if (p.scale_bytes > ring_->slot_bytes()) {
+  p.code_bytes = p.meta.rows * formats::code_row_bytes(p.meta.format, p.meta.cols);
+  p.scale_batch = p.has_scales() ? ring_->slot_bytes() / p.scale_bytes : 1;
+  p.code_batch = (ring_->slot_bytes() - 32) / (p.sources * p.code_bytes);
+  if (p.scale_batch == 0 || p.code_batch == 0) {
     return Error(Code::kUnsupported,
-                 cat(key_text(p.keys[0][0]), ": a scale plane of ", p.scale_bytes, " bytes"));
+                 cat(key_text(p.keys[0][0]), ": codes of ", p.code_bytes, " and scales of ",
+                     p.scale_bytes, " bytes, the loading ring's slots hold ", ring_->slot_bytes()));
   }
-  const int64_t batch = ring_->slot_bytes() / p.scale_bytes;
-  for (int s = 0; s < p.sources; ++s) {
-    NIBBLE_TRY(p.scales[s], scratch(kScales + s, p.experts() * p.scale_bytes));
-    for (int64_t e = 0; e < p.experts(); e += batch) {
-      const int64_t n = std::min(batch, p.experts() - e);
+  for (int s = 0; s < p.sources && p.has_scales(); ++s) {
+    for (int64_t e = 0; e < p.experts(); e += p.scale_batch) {
+      const int64_t n = std::min(p.scale_batch, p.experts() - e);
       std::vector<RingRead> reads;
       for (int64_t i = 0; i < n; ++i) {
         const auto at = static_cast<size_t>(e + i);
         reads.push_back({&p.keys[s][at], p.of[s][at],
                          wide ? RingRead::Part::kScalesF32 : RingRead::Part::kScales, 0,
                          p.scale_bytes, i * p.scale_bytes});
-        count(p.of[s][at]->stored_scale_bytes());
       }
-      NIBBLE_TRY(std::byte * staged, ring_->fill(reads, n * p.scale_bytes));
+      ring_->enqueue(std::move(reads), n * p.scale_bytes);
+    }
+  }
+  for (int64_t e = 0; e < p.experts(); e += p.code_batch) {
+    const int64_t n = std::min(p.code_batch, p.experts() - e);
+    std::vector<RingRead> reads;
+    for (int s = 0; s < p.sources; ++s) {
+      for (int64_t i = 0; i < n; ++i) {
+        const auto at = static_cast<size_t>(e + i);
+        reads.push_back({&p.keys[s][at], p.of[s][at], RingRead::Part::kCodes, 0, p.code_bytes,
+                         s * p.stacked_codes(n) + i * p.code_bytes});
+      }
+    }
+    ring_->enqueue(std::move(reads), p.sources * p.stacked_codes(n));
+  }
+  return {};
+}
+
+Result<void> CudaBuilder::stage_scales(Projection& p) {
+  if (!p.has_scales()) return {};
+  for (int s = 0; s < p.sources; ++s) {
+    NIBBLE_TRY(p.scales[s], scratch(kScales + s, p.experts() * p.scale_bytes));
+    for (int64_t e = 0; e < p.experts(); e += p.scale_batch) {
+      const int64_t n = std::min(p.scale_batch, p.experts() - e);
+      NIBBLE_TRY(std::byte * staged, ring_->take());
       NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(p.scales[s] + e * p.scale_bytes, staged,
                                          static_cast<size_t>(n * p.scale_bytes),
                                          cudaMemcpyDeviceToDevice, stream()),
                          "loading"));
+      for (int64_t i = 0; i < n; ++i) {
+        count(p.of[s][static_cast<size_t>(e + i)]->stored_scale_bytes());
+      }
     }
   }
   return {};
@@ -157,23 +188,9 @@ Result<void> CudaBuilder::pack(Projection& p) {
       kernels::cuda::packed_bytes(p.meta.format, p.product, p.hidden, p.inter, p.out.scale_form);
   NIBBLE_TRY(p.packed, keep(p.experts() * packed_bytes));
   NIBBLE_TRY(int* bad, flags(cat("layer ", p.layer, ' ', recipe::role_name(p.roles[0]))));
-  const int64_t codes = p.meta.rows * formats::code_row_bytes(p.meta.format, p.meta.cols);
-  const int64_t batch = (ring_->slot_bytes() - 32) / (p.sources * codes);
-  if (batch == 0) {
-    return Error(Code::kUnsupported, cat(key_text(p.keys[0][0]), ": codes of ", codes, " bytes"));
-  }
-  for (int64_t e = 0; e < p.experts(); e += batch) {
-    const int64_t n = std::min(batch, p.experts() - e);
-    const int64_t stacked = round16(n * codes);  // one source's
-    std::vector<RingRead> reads;
-    for (int s = 0; s < p.sources; ++s) {
-      for (int64_t i = 0; i < n; ++i) {
-        const auto at = static_cast<size_t>(e + i);
-        reads.push_back({&p.keys[s][at], p.of[s][at], RingRead::Part::kCodes, 0, codes,
-                         s * stacked + i * codes});
-      }
-    }
-    NIBBLE_TRY(std::byte * staged, ring_->fill(reads, p.sources * stacked));
+  for (int64_t e = 0; e < p.experts(); e += p.code_batch) {
+    const int64_t n = std::min(p.code_batch, p.experts() - e);
+    NIBBLE_TRY(std::byte * staged, ring_->take());
     PackArgs args;
     args.format = p.meta.format;
     args.product = p.product;
@@ -182,7 +199,7 @@ Result<void> CudaBuilder::pack(Projection& p) {
     args.inter = p.inter;
     for (int s = 0; s < p.sources; ++s) {
       kernels::cuda::RowPlanes& planes = s == 0 ? args.first : args.second;
-      planes.codes = reinterpret_cast<uint8_t*>(staged + s * stacked);
+      planes.codes = reinterpret_cast<uint8_t*>(staged + s * p.stacked_codes(n));
       if (p.has_scales()) {
         planes.scales = reinterpret_cast<uint8_t*>(p.scales[s] + e * p.scale_bytes);
       }
@@ -194,7 +211,7 @@ Result<void> CudaBuilder::pack(Projection& p) {
       args.block_cols = p.meta.block_cols;
     }
     NIBBLE_TRY(cuda_ok(kernels::cuda::launch_pack(args, bad, stream()), "packing experts"));
-    count(p.sources * n * codes);
+    count(p.sources * n * p.code_bytes);
   }
   return {};
 }
@@ -244,6 +261,7 @@ Result<ExpertMatrices> CudaBuilder::projection(int32_t layer, Product product, R
   if (p.meta.format == FormatId::kNf3) {
     for (size_t i = 0; i < 8; ++i) p.out.levels[i] = formats::encode_bf16(p.meta.nf3_levels[i]);
   }
+  NIBBLE_TRY(enqueue(p));
   NIBBLE_TRY(stage_scales(p));
   NIBBLE_TRY(decide(p));
   NIBBLE_TRY(pack(p));

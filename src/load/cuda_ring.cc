@@ -13,8 +13,8 @@
 namespace nibble::load {
 namespace {
 
-// Codes are read in pieces of this size, so that one large matrix keeps every thread busy.
-constexpr int64_t kPieceBytes = 4 << 20;
+// Codes are read in pieces of this size, so that all threads end a slot together.
+constexpr int64_t kPieceBytes = 256 << 10;
 
 void widen_scales(formats::ScaleKind kind, std::span<const std::byte> from, std::byte* to) {
   const int64_t step = formats::scale_bytes(kind);
@@ -46,7 +46,9 @@ Result<void> cuda_ok(cudaError_t error, std::string_view what) {
 Result<std::unique_ptr<CudaRing>> CudaRing::create(const checkpoint::CheckpointIndex& index,
                                                    ThreadPool& pool, int64_t slot_bytes,
                                                    int slots) {
-  std::unique_ptr<CudaRing> ring(new CudaRing(index, pool, slot_bytes));
+  int device = 0;
+  NIBBLE_TRY(cuda_ok(cudaGetDevice(&device), "device"));
+  std::unique_ptr<CudaRing> ring(new CudaRing(index, pool, slot_bytes, device));
   NIBBLE_TRY(cuda_ok(cudaStreamCreateWithFlags(&ring->stream_, cudaStreamNonBlocking), "stream"));
   ring->slots_.resize(static_cast<size_t>(slots));
   for (Slot& slot : ring->slots_) {
@@ -54,10 +56,18 @@ Result<std::unique_ptr<CudaRing>> CudaRing::create(const checkpoint::CheckpointI
     NIBBLE_TRY(slot.device, device::cuda_memory(slot_bytes));
     NIBBLE_TRY(cuda_ok(cudaEventCreateWithFlags(&slot.free, cudaEventDisableTiming), "event"));
   }
+  ring->reader_ = std::thread([r = ring.get()] { r->read_loop(); });
   return ring;
 }
 
 CudaRing::~CudaRing() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    requests_.clear();
+  }
+  changed_.notify_all();
+  if (reader_.joinable()) reader_.join();
   if (stream_ != nullptr) {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
@@ -65,6 +75,63 @@ CudaRing::~CudaRing() {
   for (Slot& slot : slots_) {
     if (slot.free != nullptr) cudaEventDestroy(slot.free);
   }
+}
+
+// Reads request after request into its slot, as soon as the slot's previous content is done with.
+void CudaRing::read_loop() {
+  cudaSetDevice(device_);
+  const auto slots = static_cast<int64_t>(slots_.size());
+  for (int64_t number = 0;; ++number) {
+    Request request;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(
+          lock, [&] { return stop_ || (!requests_.empty() && released_ >= number - slots + 1); });
+      if (stop_) return;
+      request = std::move(requests_.front());
+      requests_.pop_front();
+    }
+    Slot& slot = slot_of(number);
+    Result<void> done = {};
+    if (number >= slots) done = cuda_ok(cudaEventSynchronize(slot.free), "loading");
+    if (done) done = read_slot(request, slot.host.data());
+    {
+      std::lock_guard lock(mutex_);
+      ready_.emplace_back(request.bytes, std::move(done));
+    }
+    changed_.notify_all();
+  }
+}
+
+void CudaRing::enqueue(std::vector<RingRead> reads, int64_t bytes) {
+  NIBBLE_CHECK(bytes <= slot_bytes_, bytes, " bytes in a slot of ", slot_bytes_);
+  {
+    std::lock_guard lock(mutex_);
+    requests_.push_back({std::move(reads), bytes});
+  }
+  changed_.notify_all();
+}
+
+Result<std::byte*> CudaRing::take() {
+  if (taken_ > 0) {
+    NIBBLE_TRY(cuda_ok(cudaEventRecord(slot_of(taken_ - 1).free, stream_), "loading"));
+  }
+  int64_t bytes = 0;
+  {
+    std::unique_lock lock(mutex_);
+    released_ = taken_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return !ready_.empty(); });
+    auto [size, done] = std::move(ready_.front());
+    ready_.pop_front();
+    if (!done) return done.error();
+    bytes = size;
+  }
+  Slot& slot = slot_of(taken_++);
+  NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(slot.device.data(), slot.host.data(),
+                                     static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+                     "loading"));
+  return slot.device.data();
 }
 
 Result<void> CudaRing::read(const RingRead& read, int64_t begin, int64_t bytes,
@@ -90,27 +157,16 @@ Result<void> CudaRing::read(const RingRead& read, int64_t begin, int64_t bytes,
   return {};
 }
 
-Result<std::byte*> CudaRing::fill(std::span<const RingRead> reads, int64_t bytes) {
-  NIBBLE_CHECK(bytes <= slot_bytes_, bytes, " bytes in a slot of ", slot_bytes_);
-  if (current_ >= 0) {
-    Slot& last = slots_[static_cast<size_t>(current_)];
-    NIBBLE_TRY(cuda_ok(cudaEventRecord(last.free, stream_), "loading"));
-    last.used = true;
-  }
-  current_ = (current_ + 1) % static_cast<int>(slots_.size());
-  Slot& slot = slots_[static_cast<size_t>(current_)];
-  if (slot.used) NIBBLE_TRY(cuda_ok(cudaEventSynchronize(slot.free), "loading"));
-
+Result<void> CudaRing::read_slot(const Request& request, std::byte* slot) {
   struct Task {
-    size_t read;
+    const RingRead* read;
     int64_t begin, bytes;
   };
   std::vector<Task> tasks;
-  for (size_t i = 0; i < reads.size(); ++i) {
-    const bool codes = reads[i].part == RingRead::Part::kCodes;
-    const int64_t step = codes ? kPieceBytes : reads[i].bytes;
-    for (int64_t b = 0; b < reads[i].bytes; b += step) {
-      tasks.push_back({i, b, std::min(step, reads[i].bytes - b)});
+  for (const RingRead& r : request.reads) {
+    const int64_t step = r.part == RingRead::Part::kCodes ? kPieceBytes : r.bytes;
+    for (int64_t b = 0; b < r.bytes; b += step) {
+      tasks.push_back({&r, b, std::min(step, r.bytes - b)});
     }
   }
   const auto begin = std::chrono::steady_clock::now();
@@ -118,7 +174,7 @@ Result<std::byte*> CudaRing::fill(std::span<const RingRead> reads, int64_t bytes
   std::optional<std::pair<int64_t, Error>> failed;
   pool_.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
     const Task& task = tasks[static_cast<size_t>(i)];
-    if (Result<void> ok = read(reads[task.read], task.begin, task.bytes, slot.host.data()); !ok) {
+    if (Result<void> ok = read(*task.read, task.begin, task.bytes, slot); !ok) {
       std::lock_guard lock(mutex);
       if (!failed || i < failed->first) failed.emplace(i, ok.error());
     }
@@ -126,10 +182,7 @@ Result<std::byte*> CudaRing::fill(std::span<const RingRead> reads, int64_t bytes
   reading_seconds_ +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (failed) return failed->second;
-  NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(slot.device.data(), slot.host.data(),
-                                     static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
-                     "loading"));
-  return slot.device.data();
+  return {};
 }
 
 Result<void> CudaRing::finish() { return cuda_ok(cudaStreamSynchronize(stream_), "loading"); }

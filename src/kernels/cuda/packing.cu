@@ -34,7 +34,7 @@ __device__ RowPointers row_of(const PackArgs& args, int64_t expert, int64_t bloc
   const RowPlanes& planes = !down && high != 0 ? args.second : args.first;
   const int64_t index = expert * rows + row;
   p.codes = planes.codes + index * row_bytes(args.format, cols);
-  if (planes.scales != nullptr && args.format != FormatId::kFp8Block)
+  if (planes.scales != nullptr && tile_scale_bytes(args.format) != 0)
     p.scales = planes.scales + index * (cols / group_cols(args.format));
   return p;
 }

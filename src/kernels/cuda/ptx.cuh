@@ -69,6 +69,8 @@ __device__ __forceinline__ void copy_word_async(uint32_t dst, const void* src, i
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(bytes)
                : "memory");
 }
+/// Waits for all of the thread's asynchronous copies.
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 /// One of the barrier's expected arrivals, once the thread's asynchronous copies so far are done.
 __device__ __forceinline__ void arrive_after_copies(uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");

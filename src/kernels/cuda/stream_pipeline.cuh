@@ -7,7 +7,8 @@
 
 namespace nibble::kernels::cuda {
 
-constexpr int kItemSlots = 4;
+constexpr int kItemSlots = 8;
+constexpr int kAheadSlots = 6;  // stages whose exceptions may be on their way (stream_scales.cuh)
 constexpr int kMaxStages = 16;
 constexpr int kSmemPerSm = 227 * 1024;
 
@@ -49,9 +50,10 @@ struct StreamGeometry {
   static constexpr int kWBytes = kGroups * stage_chunks * kTileBytes;
   static constexpr int kScaleBytes = kCsf ? kGroups * stage_chunks * kPlainBytes : 0;
   static constexpr int kFewBytes = few ? static_cast<int>(sizeof(FewTiles)) : 0;
+  static constexpr int kAheadBytes = kCsf ? kAheadSlots * 384 + kItemSlots * groups * 64 : 0;
   static constexpr int kTailBytes = 3 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
-                                    groups * tile_tokens * 8 + kFewBytes;
+                                    groups * tile_tokens * 8 + kFewBytes + kAheadBytes + 16;
   static constexpr int kBudget =
       kSmemPerSm / ctas_per_sm - (ctas_per_sm > 1 ? 1024 : 0) - kTailBytes;
   static constexpr int kFit = kBudget / (kXBytes + kWBytes + kScaleBytes);
@@ -66,9 +68,11 @@ struct StreamGeometry {
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
   static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
   static constexpr int kFewTiles = kRows + groups * tile_tokens * 8;
-  static constexpr int kSmemBytes = kFewTiles + kFewBytes;
+  static constexpr int kAhead = (kFewTiles + kFewBytes + 15) / 16 * 16;
+  static constexpr int kBases = kAhead + (kCsf ? kAheadSlots * 384 : 0);
+  static constexpr int kSmemBytes = kAhead + kAheadBytes;
   static constexpr int kXArrivals = few ? 32 : 1;  // of the activation warp on a full barrier
-  static_assert(kStages >= 3 && (!few || tile_tokens >= kFewTokens));
+  static_assert(kStages >= (kCsf ? 4 : 3) && (!few || tile_tokens >= kFewTokens));
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
 };
 
@@ -224,17 +228,14 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
   if constexpr (G::kFew) {
     // Issued beside the load of the ids, so that their latencies overlap.
     unsigned first = 0;
-    if (lane == 0) first = atomicInc(&args.work.few->start, gridDim.x - 1);
+    if (lane == 0) first = atomicAdd(&args.work.few->next, 1u);
     make_few_tiles<G>(args, lane);
     ticket = uniform(static_cast<int>(first));
   }
   const ItemMap map = make_map<G>(args);
   auto take = [&] {
     if constexpr (G::kFew) {
-      // Every CTA with a first item takes until it gets none: map.total() tickets in all.
-      return uniform(lane == 0 ? static_cast<int>(gridDim.x +
-                                                  atomicInc(&args.work.few->next, map.total() - 1u))
-                               : 0);
+      return uniform(lane == 0 ? static_cast<int>(atomicAdd(&args.work.few->next, 1u)) : 0);
     } else {
       return uniform(lane == 0 ? atomicAdd(args.work.counters + kNextItem + args.next_item, 1) : 0);
     }
@@ -269,6 +270,12 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     item = next;
   }
   queue.push(item, lane);
+  if constexpr (G::kFew) {
+    // Whoever is the last to have no more item leaves the counter as the next launch wants it.
+    if (lane == 0 && atomicInc(&args.work.few->out, gridDim.x - 1) == gridDim.x - 1) {
+      args.work.few->next = 0;
+    }
+  }
 }
 
 /// Geometry::kFew, first product: `here` chunks of the tile's rows, straight from x, into the slot

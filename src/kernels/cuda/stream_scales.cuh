@@ -24,123 +24,145 @@ __device__ __forceinline__ void expand_scales(const uint8_t* csf, uint8_t* plain
   }
 }
 
-/// What the scale warp must know of one stage, fetched ahead. Small: in the wide geometry the warp
-/// has 32 registers.
-struct ScaleStage {
-  uint32_t begin = 0, end = 0;  // exceptions of the lane's row block in this stage
-  uint32_t word = 0;            // the lane's first exception
-  int chunk = 0;                // first chunk; 0: the stage starts an item
-  int product = -1;             // -1: there are no more stages
+/// What a lane needs of a coming stage: the bounds of its row block's exceptions and its first one.
+/// It waits in shared memory and not in registers, because a register cannot be handed from one
+/// round of the loop to the next before its load has returned.
+struct ScaleAhead {
+  uint32_t begin[32], end[32], word[32];
 };
+/// Stages by which bounds and first exceptions are fetched ahead. Three is the most that a ring of
+/// four stages bears: to know stage k + 3 all before it must be on their way, so k - 2 be free, and
+/// the multiplying warps free k - 2 when k - 1 is there.
+constexpr int kAheadBounds = 3, kAheadWords = 2;
+static_assert(kAheadBounds < kAheadSlots && kAheadBounds + 2 <= kItemSlots);
 
-/// Walks the stages of all items in the order in which they come.
+/// Walks the stages of all items ahead of their expansion and queues the small loads.
 template <typename G>
-struct ScaleCursor {
+struct ScaleFetcher {
   static constexpr int kLanes = 32 / G::kGroups;  // lanes that patch one row block
-  ItemQueue<G> queue;
-  uint32_t bases[G::kGroups / 2];  // of the item, two row blocks a word
-  uint32_t first_tile = 0;         // of the lane's row block
-  int chunk = 0, chunk_count = 0, blocks = 0, product = -1;
+  ItemQueue<G> queue;                             // read here, released by the expander
+  const uint32_t* begins = nullptr;               // of the lane's row block
+  int chunk = 0, chunk_count = 0, stages = 0, items = 0;
+  uint32_t down = 0;  // bit stage % 32: the stage belongs to the second product
+  bool active = false, done = false;
 
-  __device__ __forceinline__ const CsfScales& csf(const StreamArgs& args, int of) const {
-    return (of == static_cast<int>(Product::kDown) ? args.weights.down : args.weights.gate_up).csf;
+  static __device__ __forceinline__ const CsfScales& csf(const StreamArgs& args, bool of_down) {
+    return (of_down ? args.weights.down : args.weights.gate_up).csf;
   }
-  /// Loads are issued, not awaited.
-  __device__ __forceinline__ ScaleStage next(const StreamArgs& args, int lane) {
-    ScaleStage stage;
+  static __device__ __forceinline__ ScaleAhead& ahead(int stage) {
+    return reinterpret_cast<ScaleAhead*>(moe_smem + G::kAhead)[stage % kAheadSlots];
+  }
+  /// [row block][lane] bases of an item.
+  static __device__ __forceinline__ uint16_t* bases(int item) {
+    return reinterpret_cast<uint16_t*>(moe_smem + G::kBases) + item % kItemSlots * G::kGroups * 32;
+  }
+
+  __device__ __forceinline__ void fetch_bounds(const StreamArgs& args, int lane) {
+    if (done) return;
     if (chunk >= chunk_count) {
       mbarrier_wait(queue.full(), queue.phase);
       const WorkItem& item = queue.item();
-      product = item.product;
-      if (product < 0) return stage;
+      if (item.product < 0) {
+        done = true;
+        return;
+      }
+      queue.advance();
+      const bool of_down = item.product == static_cast<int>(Product::kDown);
       const int block =
-          item.expert * static_cast<int>(row_blocks(static_cast<Product>(product),
+          item.expert * static_cast<int>(row_blocks(static_cast<Product>(item.product),
                                                     args.shape.hidden, args.shape.inter)) +
           item.first_block;
       chunk = 0;
       chunk_count = item.chunk_count;
-      blocks = item.blocks;
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(queue.empty());
-      queue.advance();
-      first_tile = static_cast<uint32_t>((block + lane / kLanes) * chunk_count);
-      const uint16_t* source = csf(args, product).bases + static_cast<int64_t>(block) * 32 + lane;
+      active = lane / kLanes < item.blocks;
+      const CsfScales& scales = csf(args, of_down);
+      begins = scales.exception_begin +
+               static_cast<int64_t>(block + (active ? lane / kLanes : 0)) * chunk_count;
+      down = of_down ? down | 1u << stages % 32 : down & ~(1u << stages % 32);
+      const auto* source = reinterpret_cast<const uint32_t*>(scales.bases) + block * 16;
+      const uint32_t target = smem_address(bases(items++));
 #pragma unroll
-      for (int i = 0; i < G::kGroups; i += 2) {
-        const uint32_t one = i < blocks ? source[i * 32] : 0;
-        const uint32_t two = i + 1 < blocks ? source[i * 32 + 32] : 0;
-        bases[i / 2] = one | two << 16;
+      for (int i = 0; i < G::kGroups * 16; i += 32) {
+        const bool inside = (i + lane) / 16 < item.blocks;
+        copy_word_async(target + static_cast<uint32_t>(4 * (i + lane)),
+                        source + (inside ? i + lane : 0), inside ? 4 : 0);
       }
+    } else {
+      const uint32_t before = down >> (stages - 1) % 32 & 1;
+      down = before != 0 ? down | 1u << stages % 32 : down & ~(1u << stages % 32);
     }
-    stage.product = product;
-    stage.chunk = chunk;
-    if (lane / kLanes < blocks) {
-      const uint32_t* begins = csf(args, product).exception_begin + first_tile + chunk;
-      stage.begin = begins[0];
-      stage.end = begins[min(G::kStageChunks, chunk_count - chunk)];
-    }
+    ScaleAhead& slot = ahead(stages);
+    const int here = min(G::kStageChunks, chunk_count - chunk);
+    const int bytes = active ? 4 : 0;
+    copy_word_async(smem_address(&slot.begin[lane]), begins + chunk, bytes);
+    copy_word_async(smem_address(&slot.end[lane]), begins + chunk + here, bytes);
     chunk += G::kStageChunks;
-    return stage;
+    ++stages;
+  }
+  __device__ __forceinline__ void fetch_word(const StreamArgs& args, int stage, int lane) {
+    if (stage >= stages) return;
+    ScaleAhead& slot = ahead(stage);
+    const uint32_t i = slot.begin[lane] + static_cast<uint32_t>(lane % kLanes);
+    if (i < slot.end[lane]) {
+      copy_word_async(smem_address(&slot.word[lane]), exceptions(args, stage) + i, 4);
+    }
+  }
+  __device__ __forceinline__ const uint32_t* exceptions(const StreamArgs& args, int stage) const {
+    return csf(args, (down >> stage % 32 & 1) != 0).exceptions;
   }
 };
 
 template <typename G>
 __device__ void expand_stages(const StreamArgs& args, int lane) {
-  constexpr int kLanes = ScaleCursor<G>::kLanes;
+  using Fetcher = ScaleFetcher<G>;
+  constexpr int kLanes = Fetcher::kLanes;
+  Fetcher fetcher;
+  for (int i = 0; i < kAheadBounds; ++i) fetcher.fetch_bounds(args, lane);
+  copies_wait();
+  for (int i = 0; i < kAheadWords; ++i) fetcher.fetch_word(args, i, lane);
   Ring<G> ring;
-  ScaleCursor<G> cursor;
-  uint32_t bases[G::kGroups / 2];
-  auto fetch_word = [&](ScaleStage& stage) {
-    const uint32_t i = stage.begin + static_cast<uint32_t>(lane % kLanes);
-    if (i < stage.end) stage.word = cursor.csf(args, stage.product).exceptions[i];
-  };
-  // Two stages ahead: the bounds of one, the first exceptions of the other.
-  ScaleStage now = cursor.next(args, lane);
-  if (now.product < 0) return;
+  ItemQueue<G> queue;
+  uint32_t bases[G::kGroups];
+  int chunk = 0, chunk_count = 0, items = 0;
+  for (int stage = 0; stage < fetcher.stages; ++stage) {
+    copies_wait();  // what earlier rounds asked for
+    __syncwarp();
+    fetcher.fetch_word(args, stage + kAheadWords, lane);
+    fetcher.fetch_bounds(args, lane);
+    if (chunk >= chunk_count) {
+      chunk = 0;
+      chunk_count = queue.item().chunk_count;
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(queue.empty());
+      queue.advance();
+      const uint16_t* source = Fetcher::bases(items++);
 #pragma unroll
-  for (int i = 0; i < G::kGroups / 2; ++i) bases[i] = cursor.bases[i];
-  ScaleStage soon = cursor.next(args, lane);
-  fetch_word(now);
-  while (now.product >= 0) {
-    ScaleStage later;
-    const uint32_t* later_bases = cursor.bases;
-    uint32_t soon_bases[G::kGroups / 2];
-#pragma unroll
-    for (int i = 0; i < G::kGroups / 2; ++i) soon_bases[i] = later_bases[i];
-    if (soon.product >= 0) {
-      later = cursor.next(args, lane);
-      fetch_word(soon);
+      for (int i = 0; i < G::kGroups; ++i) bases[i] = source[32 * i + lane] * 0x10001u;
     }
     mbarrier_wait(ring.landed(), ring.phase);
 #pragma unroll
     for (int i = 0; i < G::kGroups; ++i) {
-      const uint32_t base = __byte_perm(bases[i / 2], 0, i % 2 == 0 ? 0x1010 : 0x3232);
 #pragma unroll
       for (int sub = 0; sub < G::kStageChunks; ++sub) {
         const int tile = i * G::kStageChunks + sub;
-        expand_scales<G>(ring.codes(tile) + G::kCodeBytes, ring.scales(tile), base, lane);
+        expand_scales<G>(ring.codes(tile) + G::kCodeBytes, ring.scales(tile), bases[i], lane);
       }
     }
     __syncwarp();
+    const ScaleAhead& slot = Fetcher::ahead(stage);
     auto patch = [&](uint32_t word) {
-      const int sub = static_cast<int>(word >> 8 & 0xFFFF) - now.chunk;
+      const int sub = static_cast<int>(word >> 8 & 0xFFFF) - chunk;
       ring.scales(lane / kLanes * G::kStageChunks + sub)[word & 0xFF] =
           static_cast<uint8_t>(word >> 24);
     };
-    uint32_t i = now.begin + static_cast<uint32_t>(lane % kLanes);
-    if (i < now.end) patch(now.word);
-    for (i += kLanes; i < now.end; i += kLanes) {
-      patch(cursor.csf(args, now.product).exceptions[i]);
-    }
+    uint32_t i = slot.begin[lane] + static_cast<uint32_t>(lane % kLanes);
+    const uint32_t end = slot.end[lane];
+    if (i < end) patch(slot.word[lane]);
+    for (i += kLanes; i < end; i += kLanes) patch(fetcher.exceptions(args, stage)[i]);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(ring.full());
     ring.advance();
-    now = soon;
-    soon = later;
-    if (now.chunk == 0) {  // the first stage of an item
-#pragma unroll
-      for (int k = 0; k < G::kGroups / 2; ++k) bases[k] = soon_bases[k];
-    }
+    chunk += G::kStageChunks;
   }
 }
 

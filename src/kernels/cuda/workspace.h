@@ -29,9 +29,9 @@ constexpr int kFewSlots = 32;    // tokens * top_k
 constexpr int kFewTokens = 8;    // tokens, so that an expert has one token tile
 constexpr int kFewBlocks = 256;  // row blocks of the second product
 
-/// The counters of Geometry::kFew. All are zero between launches: each wraps to zero by itself.
+/// The counters of Geometry::kFew. All are zero between launches.
 struct FewCounters {
-  unsigned start, next;                       // tickets: a CTA's first item, and further ones
+  unsigned next, out;                         // next work item; CTAs that found none left
   unsigned up_done[kFewSlots];                // row blocks of the first product finished, by tile
   unsigned down_done[kFewSlots];              // and of the second
   unsigned arrived[kFewTokens * kFewBlocks];  // experts whose share of (token, row block) is there
