@@ -25,8 +25,9 @@ std::unique_ptr<LoadedModel> on_cuda(const std::string& directory, plan::Scales 
   plan::PlanOptions options;
   options.scales = scales;
   ThreadPool pool(2);
-  cli::CudaModel model =
-      std::move(cli::load_cuda_model(*recipe, options, *device::cuda_device(0), pool, {}).value());
+  cli::CudaModel model = std::move(cli::load_cuda_model(*recipe, options, kernels::KvType::kBf16,
+                                                        *device::cuda_device(0), pool, {})
+                                       .value());
   return std::make_unique<LoadedModel>(std::move(model.model), std::move(model.report));
 }
 

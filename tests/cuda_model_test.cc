@@ -19,13 +19,14 @@ using testing::LoadedModel;
 const char* const kFixtures[] = {"glm4_moe", "glm4_moe-nvfp4-modelopt", "glm4_moe-nvfp4-ct",
                                  "glm4_moe-mxfp4-ct", "glm4_moe_mtp"};
 
-cli::CudaModel open(const std::string& directory, plan::Scales scales = plan::Scales::kPlain) {
+cli::CudaModel open(const std::string& directory, plan::Scales scales = plan::Scales::kPlain,
+                    kernels::KvType kv = kernels::KvType::kBf16) {
   Result<recipe::Recipe> recipe = recipe::read_recipe(directory);
   Result<device::CudaDevice> device = device::cuda_device(0);
   plan::PlanOptions options;
   options.scales = scales;
   ThreadPool pool(2);
-  return std::move(cli::load_cuda_model(*recipe, options, *device, pool, {}).value());
+  return std::move(cli::load_cuda_model(*recipe, options, kv, *device, pool, {}).value());
 }
 std::unique_ptr<LoadedModel> loaded(const std::string& directory,
                                     plan::Scales scales = plan::Scales::kPlain) {
@@ -90,7 +91,7 @@ TEST_P(CudaFixture, SamePromptSameBits) {
   const std::vector<int32_t> prompt = ids(reference(), "p40.input_ids");
   const std::unique_ptr<LoadedModel> model = loaded(directory());
   const std::vector<float> whole = model->whole(prompt).logits;
-  for (int repeat = 0; repeat < 20; ++repeat) {
+  for (int repeat = 0; repeat < 100; ++repeat) {
     ASSERT_EQ(whole, model->whole(prompt).logits) << "repeat " << repeat;
   }
   for (const size_t chunk : {size_t{1}, size_t{7}}) {
@@ -174,12 +175,19 @@ TEST_F(CudaModel, DemoLogitsAreNearTheCpus) {
   const std::vector<float> got = loaded(demo)->whole(prompt).logits;
   const std::vector<float> csf = loaded(demo, plan::Scales::kCsf)->whole(prompt).logits;
   EXPECT_EQ(got, csf);
-  double sum = 0;
+  cli::CudaModel fp8 = open(demo, plan::Scales::kPlain, kernels::KvType::kFp8);
+  LoadedModel with_fp8(std::move(fp8.model), std::move(fp8.report));
+  const std::vector<float> coarse = with_fp8.whole(prompt).logits;
+  EXPECT_EQ(coarse, with_fp8.together({prompt}, [](size_t, size_t) { return size_t{7}; })[0]);
+  EXPECT_NE(coarse, got);
+  double sum = 0, coarse_sum = 0;
   for (size_t i = 0; i < want.size(); ++i) {
+    coarse_sum += std::abs(static_cast<double>(coarse[i]) - static_cast<double>(want[i]));
     const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
     sum += std::isnan(d) ? INFINITY : d;
   }
   EXPECT_LE(sum / static_cast<double>(want.size()), 0.05);
+  EXPECT_LE(coarse_sum / static_cast<double>(want.size()), 0.2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Glm4Moe, CudaFixture, ::testing::ValuesIn(kFixtures),

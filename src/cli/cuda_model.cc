@@ -7,7 +7,8 @@
 namespace nibble::cli {
 
 Result<CudaModel> load_cuda_model(const recipe::Recipe& recipe, const plan::PlanOptions& options,
-                                  const device::CudaDevice& device, ThreadPool& pool,
+                                  kernels::KvType kv, const device::CudaDevice& device,
+                                  ThreadPool& pool,
                                   const std::function<void(const load::LoadProgress&)>& progress) {
   if (recipe.config().family != "glm4_moe") {
     return Error(Code::kUnsupported,
@@ -29,7 +30,7 @@ Result<CudaModel> load_cuda_model(const recipe::Recipe& recipe, const plan::Plan
   out.device_staging_bytes = plan.device_staging_bytes;
   out.max_context = plan.options.max_context;
   out.report = std::move(loaded.report);
-  NIBBLE_TRY(out.model, model::make_glm4_moe_cuda(recipe.config(), std::move(loaded.weights)));
+  NIBBLE_TRY(out.model, model::make_glm4_moe_cuda(recipe.config(), std::move(loaded.weights), kv));
   return out;
 }
 

@@ -25,7 +25,8 @@ struct CudaModel {
 /// Plans, loads and makes the graph. Errors: those of the plan (kUnsupported: a weight without a
 /// CUDA kernel) and of loading.
 Result<CudaModel> load_cuda_model(const recipe::Recipe& recipe, const plan::PlanOptions& options,
-                                  const device::CudaDevice& device, ThreadPool& pool,
+                                  kernels::KvType kv, const device::CudaDevice& device,
+                                  ThreadPool& pool,
                                   const std::function<void(const load::LoadProgress&)>& progress);
 
 }  // namespace nibble::cli

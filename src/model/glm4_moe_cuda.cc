@@ -37,7 +37,7 @@ struct Buffers {
   float* residual = nullptr;    // [rows, hidden]
   float* delta = nullptr;       // [rows, hidden]
   float* mlp = nullptr;         // [rows, hidden], the shared expert's
-  float* normed_f32 = nullptr;  // [rows, hidden], what the router reads
+  float* normed_f32 = nullptr;  // [rows, hidden], norm_route's
   uint16_t* normed = nullptr;   // [rows, hidden] BF16
   float* qkv = nullptr;         // [rows, q + 2 kv]
   uint16_t* q = nullptr;        // [rows, q] BF16
@@ -55,8 +55,9 @@ struct Buffers {
 
 class Glm4MoeCuda final : public Model {
  public:
-  Glm4MoeCuda(const recipe::ModelConfig& config, std::shared_ptr<const load::CudaWeights> weights)
-      : config_(config), weights_(std::move(weights)) {}
+  Glm4MoeCuda(const recipe::ModelConfig& config, std::shared_ptr<const load::CudaWeights> weights,
+              kernels::KvType kv)
+      : config_(config), weights_(std::move(weights)), kv_(kv) {}
   ~Glm4MoeCuda() override;
 
   const recipe::ModelConfig& config() const override { return config_; }
@@ -64,6 +65,7 @@ class Glm4MoeCuda final : public Model {
   kernels::KvGeometry kv_geometry(kernels::Activations) const override {
     kernels::KvGeometry kv = plan::kv_geometry(config_, kernels::Activations::kBf16);
     kv.page_tokens = cuda::kKvPageTokens;
+    kv.type = kv_;
     return kv;
   }
   Result<device::Memory> allocate_pages(int64_t bytes) override;
@@ -92,7 +94,7 @@ class Glm4MoeCuda final : public Model {
   Result<void> queue(const KvCache& cache, int64_t context, bool draw, const StepTaps& taps);
   Result<void> queue_attention(const CudaLayer& layer, int64_t index, const KvCache& cache,
                                int64_t context);
-  Result<void> queue_feed_forward(const CudaLayer& layer);
+  Result<void> queue_feed_forward(const CudaLayer& layer, const cuda::AddRmsNormArgs& norm);
   Result<void> queue_head(bool draw);
   Result<void> tap(int64_t index, const StepTaps& taps);
   Result<void> tap_choice(int64_t index, const StepTaps& taps);
@@ -107,6 +109,7 @@ class Glm4MoeCuda final : public Model {
 
   const recipe::ModelConfig config_;
   const std::shared_ptr<const load::CudaWeights> weights_;
+  const kernels::KvType kv_;
   StepLimits limits_;
   cudaStream_t stream_ = nullptr;
   CudaStep step_;
@@ -138,6 +141,7 @@ KvCache Glm4MoeCuda::cache_of(const kernels::KvPages& pages) const {
   cache.pages = pages.pages;
   cache.kv_heads = config_.kv_heads;
   cache.head_dim = config_.head_dim;
+  cache.format = kv_ == kernels::KvType::kFp8 ? cuda::KvFormat::kFp8E4m3 : cuda::KvFormat::kBf16;
   return cache;
 }
 
@@ -242,11 +246,13 @@ Result<void> Glm4MoeCuda::queue_attention(const CudaLayer& layer, int64_t index,
   return cuda::linear(layer.o, project, b_.linear, stream_);
 }
 
-Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer) {
+Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
+                                             const cuda::AddRmsNormArgs& norm) {
   cuda::MoeArgs dense;
   dense.x = b_.normed;
   dense.tokens = step_.rows();
   if (!layer.routed) {
+    NIBBLE_TRY(cuda::add_rms_norm(norm, stream_));
     dense.y = b_.delta;
     return cuda::moe_layer(mlp_shape(layer), {{&layer.mlp, 1}}, dense, b_.moe, stream_);
   }
@@ -259,8 +265,8 @@ Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer) {
   params.normalize = config_.normalize_top_k;
   params.scaling = config_.routed_scaling;
   params.correction_bias = layer.correction_bias;
-  NIBBLE_TRY(cuda::route(layer.router, params, b_.normed_f32, config_.hidden_size, step_.rows(),
-                         b_.router, b_.ids, b_.weights, stream_));
+  NIBBLE_TRY(
+      cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_));
   if (layer.has_mlp) {
     dense.y = b_.mlp;
     NIBBLE_TRY(cuda::moe_layer(mlp_shape(layer), {{&layer.mlp, 1}}, dense, b_.moe, stream_));
@@ -328,8 +334,7 @@ Result<void> Glm4MoeCuda::queue(const KvCache& cache, int64_t context, bool draw
     norm.delta = b_.delta;
     norm.weight = layer.post_norm;
     norm.normed_f32 = layer.routed ? b_.normed_f32 : nullptr;
-    NIBBLE_TRY(cuda::add_rms_norm(norm, stream_));
-    NIBBLE_TRY(queue_feed_forward(layer));
+    NIBBLE_TRY(queue_feed_forward(layer, norm));
     if (layer.routed) NIBBLE_TRY(tap_choice(index, taps));
     ++index;
   }
@@ -415,9 +420,11 @@ Result<void> Glm4MoeCuda::forward(const kernels::Exec&, const StepInput& input,
 
 }  // namespace
 
-Result<std::unique_ptr<Model>> make_glm4_moe_cuda(
-    const recipe::ModelConfig& config, std::shared_ptr<const load::CudaWeights> weights) {
-  return std::unique_ptr<Model>(std::make_unique<Glm4MoeCuda>(config, std::move(weights)));
+Result<std::unique_ptr<Model>> make_glm4_moe_cuda(const recipe::ModelConfig& config,
+                                                  std::shared_ptr<const load::CudaWeights> weights,
+                                                  kernels::KvType kv) {
+  NIBBLE_CHECK(kv != kernels::KvType::kF32);
+  return std::unique_ptr<Model>(std::make_unique<Glm4MoeCuda>(config, std::move(weights), kv));
 }
 
 }  // namespace nibble::model

@@ -9,7 +9,9 @@
 
 namespace nibble::model {
 
+/// Keys and values are kept as `kv`: kBf16 or kFp8.
 Result<std::unique_ptr<Model>> make_glm4_moe_cuda(const recipe::ModelConfig& config,
-                                                  std::shared_ptr<const load::CudaWeights> weights);
+                                                  std::shared_ptr<const load::CudaWeights> weights,
+                                                  kernels::KvType kv);
 
 }  // namespace nibble::model

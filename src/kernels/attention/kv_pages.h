@@ -8,8 +8,11 @@
 
 namespace nibble::kernels {
 
-enum class KvType : uint8_t { kF32, kBf16 };
-constexpr int64_t kv_type_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+/// kFp8: E4M3 with scale 1, saturating; on GPUs only.
+enum class KvType : uint8_t { kF32, kBf16, kFp8 };
+constexpr int64_t kv_type_bytes(KvType type) {
+  return type == KvType::kF32 ? 4 : type == KvType::kBf16 ? 2 : 1;
+}
 
 struct KvGeometry {
   int64_t layers = 0, kv_heads = 0, k_dim = 0, v_dim = 0;
