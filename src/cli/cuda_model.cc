@@ -1,5 +1,6 @@
 #include "cli/cuda_model.h"
 
+#include "kernels/cuda/moe_layer.h"
 #include "load/cuda_loader.h"
 #include "model/glm4_moe_cuda.h"
 #include "plan/cuda_plan.h"
@@ -13,6 +14,15 @@ Result<CudaModel> load_cuda_model(const recipe::Recipe& recipe, const plan::Plan
   if (recipe.config().family != "glm4_moe") {
     return Error(Code::kUnsupported,
                  cat("family '", recipe.config().family, "' has no CUDA graph; glm4_moe has one"));
+  }
+  using kernels::cuda::kMoeMajor;
+  using kernels::cuda::kMoeSharedBytes;
+  if (device.major < kMoeMajor || device.block_shared_bytes < kMoeSharedBytes) {
+    return Error(Code::kUnsupported,
+                 cat("cuda:", device.index, " (", device.name, "): compute capability ",
+                     device.major, ".", device.minor, " with ", device.block_shared_bytes,
+                     " bytes of shared memory a block; the expert kernels need ", kMoeMajor,
+                     ".0 and ", kMoeSharedBytes));
   }
   NIBBLE_TRY(const plan::CudaPlan plan, plan::make_cuda_plan(recipe, options));
   const int64_t need = plan.weights_bytes + plan.device_staging_bytes;

@@ -42,6 +42,7 @@ Result<CudaDevice> cuda_device(int index) {
   device.minor = p.minor;
   device.processors = p.multiProcessorCount;
   device.bytes = static_cast<int64_t>(all_bytes);
+  device.block_shared_bytes = static_cast<int64_t>(p.sharedMemPerBlockOptin);
   device.free_bytes = static_cast<int64_t>(free_bytes);
   return device;
 }

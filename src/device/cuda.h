@@ -16,6 +16,7 @@ struct CudaDevice {
   std::string name;  // "NVIDIA H200"
   int major = 0, minor = 0, processors = 0;
   int64_t bytes = 0, free_bytes = 0;
+  int64_t block_shared_bytes = 0;  // the most shared memory that a block may ask for
 };
 
 /// The device with this index. Errors: kUnsupported with the reason (no CUDA in this build, no

@@ -87,6 +87,12 @@ struct MoeArgs {
 /// bits do not depend on it.
 enum class Geometry : uint8_t { kAuto, kFewest, kFew, kNarrow, kWide };
 
+/// What the kernels need of a GPU: bulk copies, and shared memory for their rings. GPUs of compute
+/// capability 12.x have the first and 99 KiB of the second: smaller rings for them are not built
+/// yet.
+constexpr int kMoeMajor = 9;
+constexpr int64_t kMoeSharedBytes = 227 * 1024;
+
 constexpr int64_t kMoeZeroedBytes = 32768;
 /// Device bytes that moe_layer needs for up to `max_tokens` tokens. Host arithmetic.
 int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens);
