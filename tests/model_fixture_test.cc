@@ -6,13 +6,13 @@
 #include <cmath>
 
 #include "runtime/engine.h"
-#include "support/loaded_model.h"
-#include "support/vector_file.h"
+#include "support/fixture.h"
 
 namespace nibble {
 namespace {
 
 using kernels::Activations;
+using testing::ids;
 using testing::LoadedModel;
 
 const char* const kFixtures[] = {"glm4_moe", "glm4_moe-nvfp4-modelopt", "glm4_moe-nvfp4-ct",
@@ -26,11 +26,6 @@ class Fixture : public ::testing::TestWithParam<const char*> {
     return testing::TensorFile(directory() + "/reference.safetensors");
   }
 };
-
-std::vector<int32_t> ids(const testing::TensorFile& file, const std::string& name) {
-  const std::vector<int64_t> wide = file.get(name).as<int64_t>();
-  return {wide.begin(), wide.end()};
-}
 
 double max_difference(const std::vector<float>& got, const std::vector<float>& want) {
   EXPECT_EQ(got.size(), want.size());
@@ -90,31 +85,8 @@ TEST_P(Fixture, Bf16ActivationsStayNearWhereTheSameExpertsAreChosen) {
   const recipe::ModelConfig& c = loaded.model().config();
   for (const std::string prompt : kPrompts) {
     SCOPED_TRACE(prompt);
-    const std::vector<int32_t> tokens = ids(file, prompt + ".input_ids");
-    const size_t rows = tokens.size(), top_k = static_cast<size_t>(c.top_k);
-    const LoadedModel::Output out = loaded.whole(tokens);
-    const std::vector<float> want = file.get(prompt + ".logits").as<float>();
-    const size_t vocab = static_cast<size_t>(c.vocab_size);
-    // A changed selection changes that row and, through attention, later ones: stop there.
-    size_t same = rows;
-    for (int64_t layer = c.first_dense_layers; layer < c.layers; ++layer) {
-      const std::vector<int32_t> chosen =
-          file.get(cat(prompt, ".moe.", layer, ".topk_ids")).as<int32_t>();
-      for (size_t i = 0; i < rows * top_k; ++i) {
-        if (out.topk_ids[static_cast<size_t>(layer) * rows * top_k + i] != chosen[i]) {
-          same = std::min(same, i / top_k);
-        }
-      }
-    }
-    EXPECT_GE(same, rows / 2) << "expert choices change early";
-    double sum = 0, worst = 0;
-    for (size_t i = 0; i < same * vocab; ++i) {
-      const double d = std::abs(static_cast<double>(out.logits[i]) - static_cast<double>(want[i]));
-      sum += d;
-      worst = std::max(worst, d);
-    }
-    EXPECT_LE(worst, 0.3);
-    EXPECT_LE(sum / static_cast<double>(same * vocab), 0.03);
+    const LoadedModel::Output out = loaded.whole(ids(file, prompt + ".input_ids"));
+    testing::expect_near_where_experts_agree(c, file, prompt, out);
   }
 }
 
