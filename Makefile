@@ -5,7 +5,7 @@ SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 PROMPT ?= What can you do?
 
-.PHONY: demo build test packages test-packages unit sanitize format-check format fuzz bench clean
+.PHONY: demo build test packages test-packages unit cuda sanitize format-check format fuzz bench clean
 
 demo: build
 	build/release/nibble run models/demo -p '$(PROMPT)'
@@ -14,7 +14,7 @@ build: packages
 	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build build/release --target nibble -j $(JOBS)
 
-test: packages test-packages unit sanitize format-check
+test: packages test-packages unit cuda sanitize format-check
 
 packages:
 	@scripts/install_packages.sh build
@@ -28,6 +28,19 @@ unit:
 	cmake --preset release
 	cmake --build build/release -j $(JOBS)
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure
+
+# The CUDA backend where there is a compiler for it: machine code for sm_90a, PTX for the rest, so that
+# every architecture's code is compiled. Without a GPU its tests report themselves skipped.
+NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_ARCHS ?= 80-virtual;90a-real;100-virtual;120-virtual
+cuda:
+ifeq ($(NVCC),)
+	@echo 'cuda: skipped, there is no nvcc on this machine'
+else
+	CUDACXX=$(NVCC) cmake --preset cuda -DNIBBLE_BENCHES=OFF '-DNIBBLE_CUDA_ARCHS=$(CUDA_ARCHS)'
+	cmake --build build/cuda -j $(JOBS) --target nibble cuda_programs
+	ctest --test-dir build/cuda -L cuda --output-on-failure
+endif
 
 # Address and undefined-behaviour sanitizers over what reads untrusted bytes or owns memory, thread
 # sanitizer over what has threads.

@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/command.h"
+#include "device/cuda.h"
 #include "support/vector_file.h"
 
 namespace nibble {
@@ -171,6 +173,114 @@ TEST(Cli, BenchPrintsARow) {
   ASSERT_EQ(json.size(), 2u);
   EXPECT_EQ(json[0]["test"], "pp16");
   EXPECT_GT(json[1]["mean"].get<double>(), 0.0);
+}
+
+TEST(Cli, BenchTakesBothFormsOfScales) {
+  const Outcome r = nibble_run({"bench", kDemo, "-p", "0", "-n", "4", "-r", "1", "-t", "1",
+                                "--device", "cpu", "--scales", "plain,csf", "--json", "-q"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  const Json json = *parse_json(r.out, "bench");
+  ASSERT_EQ(json.size(), 2u);
+  EXPECT_EQ(json[0]["scales"], "plain");
+  EXPECT_EQ(json[1]["scales"], "csf");
+  EXPECT_EQ(json[1]["test"], "tg4");
+  EXPECT_GT(json[1]["median"].get<double>(), 0.0);
+  EXPECT_EQ(nibble_run({"bench", kDemo, "--scales", "zip"}).code, 2);
+}
+
+TEST(Cli, BenchNeedsADirectoryOrMoe) {
+  const Outcome none = nibble_run({"bench", "-p", "16"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("DIR"));
+  const Outcome cpu = nibble_run({"bench", "moe", "--device", "cpu"});
+  EXPECT_EQ(cpu.code, 2);
+  EXPECT_THAT(cpu.err, HasSubstr("GPU"));
+  EXPECT_EQ(nibble_run({"bench", "moe", "--rows", "0"}).code, 2);
+}
+
+TEST(Cli, BenchMoeNeedsAGpu) {
+  const Outcome r = nibble_run(
+      {"bench", "moe", "--shape", "8,256,128,2", "--rows", "1,3", "--scales", "plain,csf"});
+  if (device::cuda_device(0)) {
+    EXPECT_EQ(r.code, 0) << r.err;
+    EXPECT_THAT(r.out, HasSubstr("| 3 | csf |"));
+    const Outcome shape = nibble_run({"bench", "moe", "--shape", "8,250,128,2"});
+    EXPECT_EQ(shape.code, 2);
+    EXPECT_THAT(shape.err, HasSubstr("8,250,128,2"));
+  } else {
+    EXPECT_EQ(r.code, 1);
+    EXPECT_EQ(r.out, "");
+    EXPECT_THAT(r.err, HasSubstr("nibble bench moe: "));
+    EXPECT_THAT(r.err, ::testing::AnyOf(HasSubstr("no usable NVIDIA GPU"), HasSubstr("no CUDA")));
+  }
+}
+
+TEST(Cli, SelftestRunsEveryFormatOnTheCpu) {
+  const Outcome r = nibble_run({"selftest", "--device", "cpu"});
+  EXPECT_EQ(r.code, 0) << r.out;
+  EXPECT_THAT(r.out, HasSubstr("device: cpu (as asked), instruction sets scalar"));
+  for (const char* format : {"bf16 ", "nvfp4 ", "nvfp4 csf ", "mxfp4 csf ", "mxfp8 csf ",
+                             "fp8_block_f32 ", "fp8_channel_bf16 ", "fp8_tensor ", "nf3 "}) {
+    EXPECT_THAT(r.out, HasSubstr(cat("matmul     ", format)));
+  }
+  EXPECT_THAT(r.out, HasSubstr("18 kernels and formats, 0 failed"));
+  EXPECT_THAT(r.out, ::testing::Not(HasSubstr("FAIL")));
+}
+
+TEST(Cli, SelftestOfACheckpointRunsItsFormats) {
+  const Outcome r = nibble_run({"selftest", "--device", "cpu", kDemo});
+  EXPECT_EQ(r.code, 0) << r.out;
+  EXPECT_THAT(r.out, HasSubstr("nvfp4 csf"));
+  EXPECT_THAT(r.out, ::testing::Not(HasSubstr("nf3")));
+  EXPECT_THAT(r.out, ::testing::Not(HasSubstr("mxfp4")));
+  EXPECT_EQ(nibble_run({"selftest", "/nonexistent/model"}).code, 1);
+  EXPECT_EQ(nibble_run({"selftest", "--device", "tpu"}).code, 2);
+  EXPECT_EQ(nibble_run({"selftest", "--device", "cuda:99"}).code, 1);
+}
+
+TEST(Cli, StoredScalesRoundTrip) {
+  const TempFolder folder;
+  const std::string csf = folder / "csf", plain = folder / "plain";
+  const Outcome there = nibble_run({"convert", kDemo, csf, "--scales", "csf", "-q"});
+  ASSERT_EQ(there.code, 0) << there.err;
+  EXPECT_THAT(there.out, HasSubstr("compressed 768 scale planes"));
+  const Outcome back = nibble_run({"convert", csf, plain, "--scales", "plain", "-q"});
+  ASSERT_EQ(back.code, 0) << back.err;
+  EXPECT_THAT(back.out, HasSubstr("decoded 768 scale planes"));
+  for (const std::string& other : {csf, plain}) {
+    const Outcome same = nibble_run({"verify", other, "--against", kDemo, "-q"});
+    EXPECT_EQ(same.code, 0) << same.out << same.err;
+    EXPECT_THAT(same.out, HasSubstr("no difference"));
+  }
+  EXPECT_EQ(
+      nibble_run({"convert", kDemo, folder / "x", "--scales", "csf", "--experts", "mxfp4"}).code,
+      2);
+  EXPECT_EQ(nibble_run({"convert", kDemo, folder / "x", "--container", "manifest"}).code, 2);
+  EXPECT_EQ(nibble_run({"convert", kDemo, csf, "--scales", "csf", "-q"}).code, 2);  // is there
+}
+
+TEST(Cli, VerifyNamesTheFirstDifference) {
+  const Outcome alone = nibble_run({"verify", kDemo, "-q"});
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_THAT(alone.out, HasSubstr("833 scale planes"));
+  EXPECT_THAT(alone.out, HasSubstr("exceptions checked"));
+  // A copy with its last byte changed: one tensor differs.
+  const TempFolder folder;
+  const std::string copy = folder / "copy";
+  std::filesystem::copy(kDemo, copy, std::filesystem::copy_options::recursive);
+  for (const auto& entry : std::filesystem::directory_iterator(copy)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+    break;
+  }
+  const Outcome changed = nibble_run({"verify", copy, "--against", kDemo, "-q"});
+  EXPECT_EQ(changed.code, 1) << changed.out << changed.err;
+  EXPECT_THAT(changed.out, HasSubstr("1 tensors differ; the first is "));
+  EXPECT_EQ(nibble_run({"verify", "/nonexistent/model"}).code, 1);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "cli/bench_moe.h"
 #include "cli/command.h"
 #include "cli/session.h"
 #include "device/cuda.h"
@@ -222,7 +223,7 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
 
 RunFn add_bench(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  app.add_option("DIR", options->model.directory, "checkpoint directory")->required();
+  app.add_option("DIR", options->model.directory, "checkpoint directory");
   app.add_option("-p,--n-prompt", options->prompts, "prompt lengths (0: none)")->delimiter(',');
   app.add_option("-n,--n-gen", options->generations, "tokens to generate (0: none)")
       ->delimiter(',');
@@ -240,8 +241,14 @@ RunFn add_bench(CLI::App& app) {
   add_device_option(app, options->model.device);
   app.add_flag("--json", options->json, "machine-readable output");
   app.add_flag("-q,--quiet", options->model.quiet, "no plan lines on stderr");
-  return [options](std::ostream& out, std::ostream& err) {
-    const Result<void> done = run(*options, out, err);
+  CLI::App* moe = app.add_subcommand("moe", "time fused MoE layers of a shape on a GPU");
+  const RunFn run_moe = add_bench_moe(*moe);
+  return [options, moe, run_moe](std::ostream& out, std::ostream& err) {
+    if (moe->parsed()) return run_moe(out, err);
+    const Result<void> done =
+        options->model.directory.empty()  // required(), but not by the subcommand
+            ? Error(Code::kInvalidArgument, "DIR is required")
+            : run(*options, out, err);
     return done ? 0 : fail(err, "bench", done.error());
   };
 }

@@ -16,6 +16,7 @@ constexpr Subcommand kSubcommands[] = {
     {"eval", "perplexity of a text, or KL divergence against another checkpoint", add_eval},
     {"logits", "write the logits of every position of a token sequence", add_logits},
     {"bench", "prompt and generation speed, in llama-bench's manner", add_bench},
+    {"selftest", "test kernels against their references on this machine", add_selftest},
 };
 
 }  // namespace

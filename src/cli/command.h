@@ -28,6 +28,7 @@ RunFn add_verify(CLI::App& app);
 RunFn add_eval(CLI::App& app);
 RunFn add_logits(CLI::App& app);
 RunFn add_bench(CLI::App& app);
+RunFn add_selftest(CLI::App& app);
 
 /// The whole program: parses, runs, returns the exit code.
 int run_main(int argc, const char* const* argv, std::ostream& out, std::ostream& err);

@@ -68,6 +68,9 @@ void add_compute_options(CLI::App& app, ModelOptions& options) {
                  "hold block scales as stored, or losslessly compressed")
       ->check(CLI::IsMember({"plain", "csf"}));
   add_device_option(app, options.device);
+  app.add_option("--kv-cache", options.kv_cache,
+                 "keys and values: auto (as the activations), bf16 or fp8 (GPU only)")
+      ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
   app.add_option("-c,--ctx-size", options.context, "longest sequence in tokens (0: the model's)");
   app.add_flag("-q,--quiet", options.quiet, "no progress or plan lines on stderr");
 }
@@ -83,6 +86,11 @@ void add_device_option(CLI::App& app, std::string& device) {
             return known ? std::string() : "'" + text + "' is none of auto, cpu, cuda and cuda:N";
           },
           "DEVICE"));
+}
+
+int cuda_index(const std::string& device) {
+  const size_t colon = device.find(':');
+  return colon == std::string::npos ? 0 : std::stoi(device.substr(colon + 1));
 }
 
 void add_model_options(CLI::App& app, ModelOptions& options) {
@@ -138,14 +146,16 @@ Result<Opened> open_on_cpu(const recipe::Recipe& recipe, const plan::PlanOptions
 }
 
 Result<Opened> open_on_cuda(const recipe::Recipe& recipe, const plan::PlanOptions& plan_options,
-                            const device::CudaDevice& device, bool quiet, const Progress& progress,
-                            std::ostream& err) {
+                            const ModelOptions& options, const device::CudaDevice& device,
+                            const Progress& progress, std::ostream& err) {
+  const bool quiet = options.quiet;
   if (plan_options.activations == kernels::Activations::kF32) {
     return Error(Code::kUnsupported, "FP32 activations are computed on the CPU (--device cpu)");
   }
+  const auto kv = options.kv_cache == "fp8" ? kernels::KvType::kFp8 : kernels::KvType::kBf16;
   const int64_t rss_before = current_rss_bytes();
   ThreadPool pool(usable_cores());
-  NIBBLE_TRY(CudaModel loaded, load_cuda_model(recipe, plan_options, device, pool, progress));
+  NIBBLE_TRY(CudaModel loaded, load_cuda_model(recipe, plan_options, kv, device, pool, progress));
   if (progress) err << "\r\033[K";
   if (!quiet) {
     err << seconds_text(loaded.report) << ", " << std::setprecision(3)
@@ -155,6 +165,7 @@ Result<Opened> open_on_cuda(const recipe::Recipe& recipe, const plan::PlanOption
         << bytes_text(peak_rss_bytes() - rss_before) << ", planned staging "
         << bytes_text(loaded.host_staging_bytes) << '\n';
     print_scales(err, loaded.report);
+    if (recipe.mtp_present()) err << "note: the MTP layer is not loaded: it is not used on a GPU\n";
   }
   return Opened{std::move(loaded.model), loaded.max_context};
 }
@@ -169,12 +180,10 @@ Result<Opened> open_model(const recipe::Recipe& recipe, const ModelOptions& opti
   if (automatic && plan_options.activations == kernels::Activations::kF32) {
     why = "FP32 activations are computed there";
   } else if (options.device != "cpu") {
-    const size_t colon = options.device.find(':');
-    const int index = colon == std::string::npos ? 0 : std::stoi(options.device.substr(colon + 1));
+    const int index = cuda_index(options.device);
     const Result<device::CudaDevice> device = device::cuda_device(index);
     if (device) {
-      Result<Opened> opened =
-          open_on_cuda(recipe, plan_options, *device, options.quiet, progress, err);
+      Result<Opened> opened = open_on_cuda(recipe, plan_options, options, *device, progress, err);
       if (opened || !automatic) {
         if (opened && !options.quiet) {
           err << "device: cuda:" << index << " (" << device->name << ", "
@@ -187,6 +196,13 @@ Result<Opened> open_model(const recipe::Recipe& recipe, const ModelOptions& opti
       if (!automatic) return device.error();
       why = device.error().message();
     }
+  }
+  if (options.kv_cache != "auto" &&
+      (options.kv_cache == "fp8" || plan_options.activations == kernels::Activations::kF32)) {
+    return Error(Code::kUnsupported, cat("--kv-cache ", options.kv_cache,
+                                         ": on the CPU keys and values are kept as the "
+                                         "activations are (device: cpu, ",
+                                         why, ")"));
   }
   if (!options.quiet) err << "device: cpu (" << why << ")\n";
   return open_on_cpu(recipe, plan_options, options.quiet, progress, err);

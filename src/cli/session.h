@@ -19,12 +19,15 @@ struct ModelOptions {
   std::string activations = "bf16";
   std::string scales = "plain";
   std::string device = "auto";
+  std::string kv_cache = "auto";
   int64_t context = 0;
   bool quiet = false;
 };
 /// Adds DIR, --threads, --activations, --ctx-size and --quiet.
 void add_model_options(CLI::App& app, ModelOptions& options);
 void add_device_option(CLI::App& app, std::string& device);
+/// N of "cuda:N", else 0.
+int cuda_index(const std::string& device);
 /// Only the options, for commands that name the checkpoint themselves.
 void add_compute_options(CLI::App& app, ModelOptions& options);
 

@@ -265,8 +265,7 @@ Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
   params.normalize = config_.normalize_top_k;
   params.scaling = config_.routed_scaling;
   params.correction_bias = layer.correction_bias;
-  NIBBLE_TRY(
-      cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_));
+  NIBBLE_TRY(cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_));
   if (layer.has_mlp) {
     dense.y = b_.mlp;
     NIBBLE_TRY(cuda::moe_layer(mlp_shape(layer), {{&layer.mlp, 1}}, dense, b_.moe, stream_));

@@ -19,7 +19,9 @@ constexpr int64_t kBlocksPerProcessor = 2;  // CTAs when split by block, at most
 constexpr int64_t kUnitsPerProcessor = 8;   // CTAs of the rows kernel, at most
 constexpr int64_t kMaxPartialBytes = int64_t{1} << 26;
 constexpr int64_t kCounterBytes = kMaxSplitCounters * 4;
-constexpr int64_t kMostProcessors = 256;  // for sizing without a device
+constexpr int64_t kWideCluster = 16, kNarrowCluster = 8;  // CTAs
+constexpr int64_t kMaxClusterTurns = 4;                   // blocks of one CTA of a cluster
+constexpr int64_t kMostProcessors = 256;                  // for sizing without a device
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -85,6 +87,7 @@ bool plan_rows(AttentionLaunch& launch, const AttentionHint& hint, int64_t parti
     case AttentionPath::kRowsByGroup: return split_rows(launch, kGroup, blocks, partial_bytes);
     case AttentionPath::kRowsWhole:
     case AttentionPath::kTiles: return true;
+    case AttentionPath::kRowsByCluster: return false;
     case AttentionPath::kAuto: break;
   }
   if (hint.max_sequence_rows > 1) {
@@ -103,6 +106,19 @@ bool plan_rows(AttentionLaunch& launch, const AttentionHint& hint, int64_t parti
   return true;
 }
 
+/// Clusters for a fused decode step. Fills ctas and splits; false: not with clusters.
+bool plan_clusters(AttentionLaunch& launch, const AttentionHint& hint) {
+  const int64_t blocks = ceil_div(hint.max_context, kKvPageTokens);
+  for (const int64_t ctas : {kWideCluster, kNarrowCluster}) {
+    if (ctas == kWideCluster && blocks <= kNarrowCluster) continue;
+    if (blocks > ctas * kMaxClusterTurns) continue;
+    launch.ctas = static_cast<int>(ctas);
+    launch.splits = static_cast<int>(blocks);
+    return true;
+  }
+  return false;
+}
+
 Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareArgs* fused,
                               const KvCache& cache, const StepView& step, const AttentionHint& hint,
                               void* scratch, int64_t scratch_bytes, cudaStream_t stream) {
@@ -112,10 +128,13 @@ Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareA
     return Error(Code::kUnsupported, cat("attention with heads of ", cache.head_dim,
                                          " dims: 16, 32, 64, 96, 128, 192 and 256 have kernels"));
   }
-  int device = 0, processors = 0;
+  int device = 0, processors = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
   if (error != cudaSuccess) return Error(Code::kInternal, cudaGetErrorString(error));
 
@@ -131,6 +150,17 @@ Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareA
   if (fused != nullptr) launch.prepare = *fused;
   launch.parts = static_cast<int>(ceil_div(launch.group, kRowHeads));
   launch.tile_rows = kTileQueries / launch.group;
+  // Architectures with clusters of 16 CTAs and 227 KiB of shared memory each.
+  const bool has_clusters = major == 9 || major == 10;
+  if (fused != nullptr && kernels.clusters != nullptr && has_clusters &&
+      hint.path == AttentionPath::kRowsByCluster && plan_clusters(launch, hint)) {
+    const int64_t units = step.rows * cache.kv_heads * launch.parts;
+    error = kernels.clusters(launch, static_cast<int>(units * launch.ctas), stream);
+    if (error != cudaSuccess) {
+      return Error(Code::kInternal, cat("attention: ", cudaGetErrorString(error)));
+    }
+    return {};
+  }
   if (!plan_rows(launch, hint, scratch_bytes - kCounterBytes, processors)) {
     return Error(Code::kInvalidArgument,
                  cat("attention: ", step.rows, " rows of context ", hint.max_context,

@@ -43,7 +43,16 @@ Result<void> attention_prepare(const AttentionPrepareArgs& args, const KvCache& 
                                const StepView& step, cudaStream_t stream);
 
 /// Which kernels run; kAuto picks. The result's bits do not depend on it: the others are for tests.
-enum class AttentionPath : uint8_t { kAuto, kRowsByBlock, kRowsByGroup, kRowsWhole, kTiles };
+/// kRowsByCluster is attention_step's alone, and fails where clusters cannot do the step; kAuto
+/// does not take it until it has run in a whole model: so far it was checked by itself.
+enum class AttentionPath : uint8_t {
+  kAuto,
+  kRowsByBlock,
+  kRowsByGroup,
+  kRowsWhole,
+  kRowsByCluster,
+  kTiles
+};
 
 /// What the launch may assume; the result's bits depend on none of it.
 struct AttentionHint {

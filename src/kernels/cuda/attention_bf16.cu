@@ -1,4 +1,5 @@
 // The attention kernels for BF16 keys and values. A file of its own, to compile in parallel.
+#include "kernels/cuda/attention_cluster.cuh"
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
 
@@ -7,8 +8,13 @@ namespace {
 
 template <int kHeadDim, KvFormat kFormat>
 AttentionKernels attention_kernels() {
-  return {launch_rows<kHeadDim, kFormat, false>, launch_rows<kHeadDim, kFormat, true>,
-          launch_tiles<kHeadDim, kFormat>};
+  AttentionKernels kernels = {launch_rows<kHeadDim, kFormat, false>,
+                              launch_rows<kHeadDim, kFormat, true>,
+                              launch_tiles<kHeadDim, kFormat>};
+  if constexpr (kHeadDim == 64 || kHeadDim == 128) {  // the usual sizes
+    kernels.clusters = launch_clusters<kHeadDim, kFormat>;
+  }
+  return kernels;
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
-// Correctness of attention_prepare and attention on the GPU at hand; exit code 0 means all checks
-// passed.   attention_cuda_check [small]
-// q, k, v are random; pages are dealt at random and hold NaN bytes where nothing was written. The
-// references are in double. Bitwise: every path, rows alone, chunks, hints, repeats.
+// attention_prepare and attention. q, k, v are random; pages are dealt at random and hold NaN bytes
+// where nothing was written. The references are in double. Bitwise: every path, rows alone, chunks,
+// hints, repeats.
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/attention_case.h"
@@ -99,8 +98,9 @@ class Fixture {
       }
     }
     const std::string name = cat("prepare ", shape_.name(), " rope ", rope_.dim);
-    checks.expect(worst[0] < 1.01 && worst[1] < 1.01 && worst[2] < 1.01,
-                  cat(name, ": errors ", worst[0], " ", worst[1], " ", worst[2], " roundings"));
+    for (const double error : worst) {
+      checks.within(error, 1.01, name + ", error in roundings");
+    }
     // The rows that attention is asked for.
     int64_t row = 0;
     for (size_t s = 0; s < spans_.size(); ++s) {
@@ -318,9 +318,51 @@ void check_reference(Checks& checks, const HeadShape& shape, const std::vector<S
       }
     }
   }
-  checks.expect(worst < 6e-3, cat(name, ": relative error ", worst));
-  std::printf("%-34s %4lld rows  worst relative error %.2e\n", name.c_str(),
-              static_cast<long long>(row), worst);
+  checks.within(worst, 6e-3, name + ", relative error");
+  checks.line(cat("attention ", name, ": ", row, " rows, worst relative error ", worst));
+}
+
+/// Decode steps by clusters of CTAs: rows alone, and one to six sequences at a time.
+void check_clusters(Checks& checks, Fixture& f, const std::vector<Span>& spans,
+                    const std::vector<uint16_t>& whole, int64_t width, const std::string& name) {
+  std::vector<size_t> sequences;
+  std::vector<int64_t> rows, ends;
+  int64_t end = 0;
+  bool alone = true;
+  for (size_t s = 0; s < spans.size(); ++s) {
+    for (int64_t i = 0; i < spans[s].rows; i += i < 2 ? 1 : 61) {
+      if (spans[s].context + i >= 4096) continue;
+      const auto one = f.step_rows({s}, {i}, AttentionPath::kRowsByCluster);
+      alone = alone && same_rows(one, whole, end + i, width);
+    }
+    end += spans[s].rows;
+    if (spans[s].context + spans[s].rows > 4096) continue;
+    sequences.push_back(s);
+    rows.push_back(spans[s].rows - 1);
+    ends.push_back(end);
+  }
+  checks.expect(alone, name + ": rows alone by cluster");
+  for (const AttentionPath path : {AttentionPath::kAuto, AttentionPath::kRowsByCluster}) {
+    bool same = true;
+    for (size_t count = 2; count <= std::min<size_t>(6, sequences.size()); ++count) {
+      const auto first = static_cast<int64_t>(sequences.size() - count);
+      const auto together = f.step_rows({sequences.begin() + first, sequences.end()},
+                                        {rows.begin() + first, rows.end()}, path);
+      for (size_t i = 0; i < count; ++i) {
+        const int64_t row = ends[static_cast<size_t>(first) + i] - 1;
+        same = same && std::memcmp(&together[i * static_cast<size_t>(width)],
+                                   &whole[static_cast<size_t>(row * width)],
+                                   static_cast<size_t>(width) * 2) == 0;
+      }
+    }
+    checks.expect(same, cat(name, ": rows together by cluster, path ", static_cast<int>(path)));
+  }
+  int different = 0;
+  const auto first = f.step_rows(sequences, rows, AttentionPath::kRowsByCluster);
+  for (int i = 0; i < (checks.full() ? 50 : 3); ++i) {
+    different += f.step_rows(sequences, rows, AttentionPath::kRowsByCluster) == first ? 0 : 1;
+  }
+  checks.expect(different == 0, cat(name, ": ", different, " repeats by cluster differ"));
 }
 
 void check_shape(Checks& checks, const HeadShape& shape, const std::vector<Span>& spans,
@@ -393,6 +435,9 @@ void check_shape(Checks& checks, const HeadShape& shape, const std::vector<Span>
     row += spans[s].rows;
   }
   checks.expect(fused_same, name + ": fused rows alone");
+  if (shape.head_dim == 64 || shape.head_dim == 128) {
+    check_clusters(checks, f, spans, whole, width, name);
+  }
   for (const auto& [path, path_name] : paths) {
     if (path == AttentionPath::kTiles) continue;
     const auto together = f.step_rows(sequences, last_rows, path);
@@ -420,40 +465,42 @@ void check_shape(Checks& checks, const HeadShape& shape, const std::vector<Span>
   }
 }
 
-int run(bool small) {
-  Checks checks;
+void check_format(Checks& checks, KvFormat format) {
   const std::vector<Span> decode = {{0, 1},   {62, 1},  {63, 1},   {64, 1},   {510, 1}, {511, 1},
                                     {512, 1}, {999, 1}, {1024, 1}, {2048, 1}, {4100, 1}};
   const std::vector<Span> mixed = {{0, 300},   {700, 17}, {1500, 1}, {3, 2},
                                    {510, 150}, {64, 16},  {40, 33},  {1023, 1}};
   const std::vector<Span> few = {{0, 70}, {500, 20}, {600, 1}, {130, 3}};
-  if (small) {
-    for (const KvFormat format : {KvFormat::kBf16, KvFormat::kFp8E4m3}) {
-      check_shape(checks, {8, 2, 128, format}, few, {64, false, true}, "small", 0, 1);
-    }
-    return checks.report();
+  if (checks.quick()) {
+    check_shape(checks, {8, 2, 128, format}, few, {64, false, true}, "small", 0, 1);
+    return;
   }
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kFp8E4m3}) {
-    check_shape(checks, {32, 4, 128, format}, decode, {128, false, true}, "decode", 0, 100);
-    check_shape(checks, {32, 4, 128, format}, mixed, {128, false, true}, "mixed", 0, 20);
-    check_shape(checks, {96, 8, 128, format}, few, {64, false, true}, "few");
-    check_shape(checks, {64, 8, 64, format}, mixed, {64, true, false}, "mixed");
-    check_shape(checks, {4, 2, 32, format}, mixed, {16, false, true}, "mixed");
-    check_shape(checks, {4, 4, 16, format}, few, {16, true, false}, "few");
-    check_shape(checks, {8, 8, 128, format}, few, {0, false, false}, "few");
-    check_shape(checks, {40, 1, 128, format}, few, {64, true, true}, "few");
-    check_shape(checks, {24, 4, 96, format}, few, {48, false, true}, "few");
-    check_shape(checks, {16, 2, 192, format}, few, {64, false, false}, "few");
-    check_shape(checks, {8, 1, 256, format}, few, {256, false, true}, "few");
-  }
+  const bool full = checks.full();
+  check_shape(checks, {32, 4, 128, format}, decode, {128, false, true}, "decode", 0,
+              full ? 100 : 5);
+  check_shape(checks, {96, 8, 128, format}, few, {64, false, true}, "few");
+  check_shape(checks, {64, 8, 64, format}, mixed, {64, true, false}, "mixed");
+  if (!full) return;
+  check_shape(checks, {32, 4, 128, format}, mixed, {128, false, true}, "mixed", 0, 20);
+  check_shape(checks, {4, 2, 32, format}, mixed, {16, false, true}, "mixed");
+  check_shape(checks, {4, 4, 16, format}, few, {16, true, false}, "few");
+  check_shape(checks, {8, 8, 128, format}, few, {0, false, false}, "few");
+  check_shape(checks, {40, 1, 128, format}, few, {64, true, true}, "few");
+  check_shape(checks, {24, 4, 96, format}, few, {48, false, true}, "few");
+  check_shape(checks, {16, 2, 192, format}, few, {64, false, false}, "few");
+  check_shape(checks, {8, 1, 256, format}, few, {256, false, true}, "few");
   // Live pages beyond 2^31 bytes of the layer: page 20000 of 131072 bytes.
-  check_shape(checks, {32, 4, 128, KvFormat::kBf16}, few, {64, false, true}, "beyond 2^31", 20000);
-  return checks.report();
+  if (format == KvFormat::kBf16) {
+    check_shape(checks, {32, 4, 128, format}, few, {64, false, true}, "beyond 2^31", 20000);
+  }
 }
 
 }  // namespace
-}  // namespace nibble::kernels::cuda
 
-int main(int argc, char** argv) {
-  return nibble::kernels::cuda::run(argc > 1 && std::string(argv[1]) == "small");
+CheckSummary check_attention(const CheckOptions& options, std::ostream& out) {
+  return run_checks(options, out, [&](Checks& checks) {
+    check_format(checks, options.format == "fp8" ? KvFormat::kFp8E4m3 : KvFormat::kBf16);
+  });
 }
+
+}  // namespace nibble::kernels::cuda

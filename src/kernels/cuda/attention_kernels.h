@@ -29,17 +29,19 @@ struct AttentionLaunch {
   int* counters = nullptr;         // [row_units * kv_heads * parts], zero between launches
   float* partial = nullptr;        // [row_units][splits][heads][head_dim]
   float2* partial_sums = nullptr;  // the same without head_dim: maximum, sum
+  int ctas = 0;  // of a cluster, which takes a row's heads of one part (splits: blocks, at most)
 
   // Tiles kernel.
   int tile_rows = 1;  // step rows of a tile: tile_rows * group <= kTileQueries
 };
 
 /// The kernels of one head size and format. blocks: CTAs. fused: the rows kernel that prepares q, k
-/// and v itself, for steps of one row a sequence.
+/// and v itself, for steps of one row a sequence. clusters: the same by clusters of CTAs, or null.
 struct AttentionKernels {
   cudaError_t (*rows)(const AttentionLaunch& launch, int blocks, cudaStream_t stream) = nullptr;
   cudaError_t (*fused)(const AttentionLaunch& launch, int blocks, cudaStream_t stream) = nullptr;
   cudaError_t (*tiles)(const AttentionLaunch& launch, int blocks, cudaStream_t stream) = nullptr;
+  cudaError_t (*clusters)(const AttentionLaunch& launch, int blocks, cudaStream_t stream) = nullptr;
 };
 /// The contract of attention_prepare.
 Result<void> check_prepare(const AttentionPrepareArgs& args, const KvCache& cache,

@@ -61,7 +61,56 @@ __device__ __forceinline__ RowUnit find_row_unit(const AttentionLaunch& a, int i
   return u;
 }
 
-/// Folds a row's partial results: blocks into groups (unit_blocks 1), groups into the result.
+/// Folds partial results in ascending order: blocks into groups (by_block), groups into the result.
+/// load_sum(i) and load_value(i) give part i's maximum and sum, and four of its values.
+template <typename LoadSum, typename LoadValue>
+__device__ __forceinline__ float4 fold_parts(int parts, bool by_block, const LoadSum& load_sum,
+                                             const LoadValue& load_value, float& sum) {
+  float m = -INFINITY;
+  sum = 0.0f;
+  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const auto fold = [](float& to_m, float& to_sum, float4& to, float2 s, const float4& v) {
+    const FoldWeights w = fold_sums(to_m, to_sum, s.x, s.y);
+    to.x = fold_value(to.x, v.x, w);
+    to.y = fold_value(to.y, v.y, w);
+    to.z = fold_value(to.z, v.z, w);
+    to.w = fold_value(to.w, v.w, w);
+  };
+  for (int first = 0; first < parts; first += kGroupBlocks) {
+    float2 s[kGroupBlocks];
+    float4 v[kGroupBlocks];
+#pragma unroll
+    for (int i = 0; i < kGroupBlocks; ++i) {
+      const int at = min(first + i, parts - 1);
+      s[i] = load_sum(at);
+      v[i] = load_value(at);
+    }
+    if (by_block) {
+      float group_m = -INFINITY, group_sum = 0.0f;
+      float4 group = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int i = 0; i < kGroupBlocks; ++i) {
+        if (first + i < parts) fold(group_m, group_sum, group, s[i], v[i]);
+      }
+      fold(m, sum, total, make_float2(group_m, group_sum), group);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kGroupBlocks; ++i) {
+        if (first + i < parts) fold(m, sum, total, s[i], v[i]);
+      }
+    }
+  }
+  return total;
+}
+
+/// Four values of a head's result.
+__device__ __forceinline__ void store_quad(uint16_t* out, const float4& total, float sum) {
+  const float inverse = __fdiv_rn(1.0f, sum);
+  store_bf16_pair(out, finish_value(total.x, inverse), finish_value(total.y, inverse));
+  store_bf16_pair(out + 2, finish_value(total.z, inverse), finish_value(total.w, inverse));
+}
+
+/// Folds a row's partial results in global memory.
 template <int kHeadDim>
 __device__ __forceinline__ void fold_partials(const AttentionLaunch& a, const RowUnit& u) {
   constexpr int kQuads = kHeadDim / 4;
@@ -71,43 +120,13 @@ __device__ __forceinline__ void fold_partials(const AttentionLaunch& a, const Ro
     const float2* sums = a.partial_sums + u.slot * a.heads + head;
     const float4* values =
         reinterpret_cast<const float4*>(a.partial) + (u.slot * a.heads + head) * kQuads + quad;
-    float m = -INFINITY, sum = 0.0f;
-    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const auto fold = [](float& to_m, float& to_sum, float4& to, float2 s, const float4& v) {
-      const FoldWeights w = fold_sums(to_m, to_sum, s.x, s.y);
-      to.x = fold_value(to.x, v.x, w);
-      to.y = fold_value(to.y, v.y, w);
-      to.z = fold_value(to.z, v.z, w);
-      to.w = fold_value(to.w, v.w, w);
-    };
-    for (int first = 0; first < u.splits; first += kGroupBlocks) {
-      float2 s[kGroupBlocks];
-      float4 v[kGroupBlocks];
-#pragma unroll
-      for (int i = 0; i < kGroupBlocks; ++i) {
-        const int64_t at = static_cast<int64_t>(min(first + i, u.splits - 1)) * a.heads;
-        s[i] = __ldcg(sums + at);
-        v[i] = __ldcg(values + at * kQuads);
-      }
-      if (a.unit_blocks == 1) {
-        float group_m = -INFINITY, group_sum = 0.0f;
-        float4 group = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (int i = 0; i < kGroupBlocks; ++i) {
-          if (first + i < u.splits) fold(group_m, group_sum, group, s[i], v[i]);
-        }
-        fold(m, sum, total, make_float2(group_m, group_sum), group);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kGroupBlocks; ++i) {
-          if (first + i < u.splits) fold(m, sum, total, s[i], v[i]);
-        }
-      }
-    }
-    const float inverse = __fdiv_rn(1.0f, sum);
-    uint16_t* out = a.out + (static_cast<int64_t>(u.row) * a.heads + head) * kHeadDim + 4 * quad;
-    store_bf16_pair(out, finish_value(total.x, inverse), finish_value(total.y, inverse));
-    store_bf16_pair(out + 2, finish_value(total.z, inverse), finish_value(total.w, inverse));
+    float sum;
+    const float4 total = fold_parts(
+        u.splits, a.unit_blocks == 1,
+        [&](int i) { return __ldcg(sums + static_cast<int64_t>(i) * a.heads); },
+        [&](int i) { return __ldcg(values + static_cast<int64_t>(i) * a.heads * kQuads); }, sum);
+    store_quad(a.out + (static_cast<int64_t>(u.row) * a.heads + head) * kHeadDim + 4 * quad, total,
+               sum);
   }
 }
 
@@ -119,31 +138,61 @@ struct PreparedRow {
   __align__(16) uint16_t q[kRowHeads][kStride];
   __align__(16) std::byte kv[2][Tile::kRow];  // K and V of the row, as in its page
   float2 angles[kHeadDim / 2];
+  float norms[2][kHeadDim];  // weights of the head norms of q and k
 };
 
+/// What a row needs beside the kernel before's results.
+template <typename Tile, int kHeadDim>
+__device__ __forceinline__ void load_row_constants(const AttentionLaunch& a, int position,
+                                                   PreparedRow<Tile, kHeadDim>& row) {
+  const AttentionPrepareArgs& args = a.prepare;
+  for (int d = static_cast<int>(threadIdx.x); d < 2 * kHeadDim; d += kAttentionThreads) {
+    const float* from = d < kHeadDim ? args.q_norm : args.k_norm;
+    if (from != nullptr) row.norms[d / kHeadDim][d % kHeadDim] = from[d % kHeadDim];
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < args.rotary_dim / 2; i += kAttentionThreads) {
+    row.angles[i] = rope_angle(args, position, i);
+  }
+}
+
 /// Norm, RoPE and conversion of the unit's query heads and, with_kv, of its K and V; the first part
-/// writes those to their page, too.
+/// writes those to their page, too. A warp takes heads in turn, the next one's values on their way.
 template <typename Tile, int kHeadDim>
 __device__ __forceinline__ void prepare_row(const AttentionLaunch& a, const RowUnit& u,
                                             bool with_kv, int page, int warp, int lane,
                                             PreparedRow<Tile, kHeadDim>& row) {
+  constexpr int kLoads = (kHeadDim + 127) / 128, kWarps = kAttentionThreads / 32;
   const AttentionPrepareArgs& args = a.prepare;
   const float* qkv = args.qkv + u.row * args.row_stride;
   float* x = row.heads[warp];
-  const int at = u.position % kKvPageTokens;
-  for (int task = warp; task < u.heads + (with_kv ? 2 : 0); task += kAttentionThreads / 32) {
-    const bool query = task<u.heads, value = task> u.heads;
-    const int source = query
-                           ? u.first_head + task
-                           : a.heads + u.kv_head + (value ? static_cast<int>(a.cache.kv_heads) : 0);
-    for (int d = 4 * lane; d < kHeadDim; d += 128) {
-      *reinterpret_cast<float4*>(x + d) =
-          *reinterpret_cast<const float4*>(qkv + source * kHeadDim + d);
+  const int at = u.position % kKvPageTokens, tasks = u.heads + (with_kv ? 2 : 0);
+  float4 loaded[kLoads];
+  const auto load = [&](int task) {
+    const int source = task < u.heads    ? u.first_head + task
+                       : task == u.heads ? a.heads + u.kv_head
+                                         : a.heads + u.kv_head + static_cast<int>(a.cache.kv_heads);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int d = 128 * i + 4 * lane;
+      if (task < tasks && d < kHeadDim) {
+        loaded[i] = *reinterpret_cast<const float4*>(qkv + source * kHeadDim + d);
+      }
     }
+  };
+  load(warp);
+  for (int task = warp; task < tasks; task += kWarps) {
+    const bool query = task<u.heads, value = task> u.heads;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int d = 128 * i + 4 * lane;
+      if (d < kHeadDim) *reinterpret_cast<float4*>(x + d) = loaded[i];
+    }
+    load(task + kWarps);
     __syncwarp();
     if (!value) {
-      const float* weight = query ? args.q_norm : args.k_norm;
-      if (weight != nullptr) norm_head(x, weight, kHeadDim, args.norm_eps, lane);
+      if ((query ? args.q_norm : args.k_norm) != nullptr) {
+        norm_head(x, row.norms[query ? 0 : 1], kHeadDim, args.norm_eps, lane);
+      }
       for (int i = lane; i < args.rotary_dim / 2; i += 32) rotate_pair(args, x, i, row.angles[i]);
       __syncwarp();
     }
@@ -161,6 +210,67 @@ __device__ __forceinline__ void prepare_row(const AttentionLaunch& a, const RowU
   }
 }
 
+/// Shared memory that the warps need to agree on a block's weights.
+struct BlockExchange {
+  __align__(16) float maxima[16][kAttentionThreads / 32];
+  __align__(16) uint32_t weights[4][32][4];  // A operands of the four steps
+};
+/// A block's weights as A operands, and per row (h: row g + 8 h) factor * maximum and the sum in
+/// sum[2 h].
+struct BlockWeights {
+  uint32_t p[4][4];
+  float peak[2], sum[4];
+};
+
+/// Scores and weights of one block, by all warps. own: the row's own position in the block.
+template <typename Tile>
+__device__ __forceinline__ void block_weights(const uint32_t (&q)[Tile::kSteps][4], uint32_t k,
+                                              int own, float factor, int warp, int lane,
+                                              BlockExchange& exchange, BlockWeights& w) {
+  const int g = lane / 4, t = lane % 4;
+  float s[1][4];
+  block_scores<Tile>(q, k, warp, lane, s);
+  mask_scores(s, warp, lane, own, own);
+  const float low = quad_maximum(s, 0), high = quad_maximum(s, 1);
+  if (t == 0) {
+    exchange.maxima[g][warp] = low;
+    exchange.maxima[g + 8][warp] = high;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float4* row = reinterpret_cast<const float4*>(exchange.maxima[g + 8 * h]);
+    const float4 x = row[0], y = row[1];
+    const float top =
+        fmaxf(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));
+    w.peak[h] = __fmul_rn(top, factor);
+  }
+  *reinterpret_cast<uint2*>(&exchange.weights[warp / 2][lane][2 * (warp % 2)]) =
+      make_uint2(weight_pair(s[0][0], s[0][1], factor, w.peak[0]),
+                 weight_pair(s[0][2], s[0][3], factor, w.peak[1]));
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 v = *reinterpret_cast<const uint4*>(exchange.weights[i][lane]);
+    w.p[i][0] = v.x, w.p[i][1] = v.y, w.p[i][2] = v.z, w.p[i][3] = v.w;
+  }
+  block_sums(w.p, w.sum);
+}
+
+/// The row's own K and V, which no copy has, into its block's copy at `stage`.
+template <typename Tile, int kHeadDim>
+__device__ __forceinline__ void add_own_row(const PreparedRow<Tile, kHeadDim>& row, int position,
+                                            uint8_t* stage) {
+  constexpr int kUnits = Tile::kRow / 16;
+  if (threadIdx.x < 2 * kUnits) {
+    const int plane = threadIdx.x / kUnits, unit = threadIdx.x % kUnits;
+    reinterpret_cast<uint4*>(stage + plane * Tile::kPlane +
+                             position % kKvPageTokens * Tile::kRow)[unit] =
+        reinterpret_cast<const uint4*>(row.kv[plane])[unit];
+  }
+  __syncthreads();
+}
+
 template <int kHeadDim, KvFormat kFormat, bool kFused>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     attention_rows_kernel(const AttentionLaunch a) {
@@ -169,8 +279,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   constexpr int kWarps = kAttentionThreads / 32;
   constexpr int kPairs = (Tile::kSteps + kWarps - 1) / kWarps;  // of one warp
   extern __shared__ __align__(128) uint8_t kv[];
-  __shared__ __align__(16) float warp_max[16][kWarps];
-  __shared__ __align__(16) uint32_t weights[4][32][4];  // A operands of the four steps
+  __shared__ BlockExchange exchange;
   __shared__ __align__(16) std::byte row_memory[kFused ? sizeof(Row) : 16];
   __shared__ int flag;
   Row& prepared = *reinterpret_cast<Row*>(row_memory);
@@ -201,9 +310,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
       next_page = __ldcg(table + min(u.begin + 1, u.end - 1));
       if constexpr (kFused) {
         newest_page = __ldcg(table + newest);
-        for (int i = threadIdx.x; i < a.prepare.rotary_dim / 2; i += kAttentionThreads) {
-          prepared.angles[i] = rope_angle(a.prepare, u.position, i);
-        }
+        load_row_constants(a, u.position, prepared);
       }
     }
     if (waiting) {
@@ -244,58 +351,21 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
       }
       const uint32_t k = kv_at + static_cast<uint32_t>(block % Tile::kStages * 2 * Tile::kPlane);
       if constexpr (kFused) {
-        if (block == newest) {  // the row's own K and V, which no copy has
-          constexpr int kUnits = Tile::kRow / 16;
-          if (threadIdx.x < 2 * kUnits) {
-            const int plane = threadIdx.x / kUnits, unit = threadIdx.x % kUnits;
-            reinterpret_cast<uint4*>(kv + (k - kv_at) + plane * Tile::kPlane +
-                                     u.position % kKvPageTokens * Tile::kRow)[unit] =
-                reinterpret_cast<const uint4*>(prepared.kv[plane])[unit];
-          }
-          __syncthreads();
-        }
+        if (block == newest) add_own_row(prepared, u.position, kv + (k - kv_at));
       }
-      float s[1][4];
-      block_scores<Tile>(q, k, warp, lane, s);
-      const int own = u.position - block * kKvPageTokens;
-      mask_scores(s, warp, lane, own, own);
-      const float low = quad_maximum(s, 0), high = quad_maximum(s, 1);
-      if (t == 0) {
-        warp_max[g][warp] = low;
-        warp_max[g + 8][warp] = high;
-      }
-      __syncthreads();
-      float peak[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float4* row = reinterpret_cast<const float4*>(warp_max[g + 8 * h]);
-        const float4 x = row[0], y = row[1];
-        const float top =
-            fmaxf(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));
-        peak[h] = __fmul_rn(top, a.factor);
-      }
-      *reinterpret_cast<uint2*>(&weights[warp / 2][lane][2 * (warp % 2)]) =
-          make_uint2(weight_pair(s[0][0], s[0][1], a.factor, peak[0]),
-                     weight_pair(s[0][2], s[0][3], a.factor, peak[1]));
-      __syncthreads();
-      uint32_t p[4][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint4 v = *reinterpret_cast<const uint4*>(weights[i][lane]);
-        p[i][0] = v.x, p[i][1] = v.y, p[i][2] = v.z, p[i][3] = v.w;
-      }
-      float block_sum[4];
-      block_sums(p, block_sum);
+      BlockWeights b;
+      block_weights<Tile>(q, k, u.position - block * kKvPageTokens, a.factor, warp, lane, exchange,
+                          b);
       FoldWeights w[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        w[h] = fold_sums(group_m[h], group_sum[h], peak[h], block_sum[2 * h]);
+        w[h] = fold_sums(group_m[h], group_sum[h], b.peak[h], b.sum[2 * h]);
       }
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         if (warp + i * kWarps >= Tile::kSteps) continue;
         float o[2][4];
-        block_values<Tile>(p, k + Tile::kPlane, warp + i * kWarps, lane, o);
+        block_values<Tile>(b.p, k + Tile::kPlane, warp + i * kWarps, lane, o);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           float& to = group[i][j / 4][j % 4];

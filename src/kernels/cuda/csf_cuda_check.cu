@@ -1,8 +1,7 @@
-// CSF on the GPU at hand against the CPU codec, byte for byte; exit code 0: all checks passed.
-//   csf_cuda_check [small]
+// CSF on the GPU against the CPU codec, byte for byte.
 // Planes of many shapes and kinds of content: encode, decode, check (good and broken streams), and
 // the kernels' form: codes, bases and exceptions of every tile expand to the plain tile's scales.
-#include <cstdio>
+#include <cstring>
 #include <random>
 
 #include "kernels/cuda/csf_case.h"
@@ -11,14 +10,7 @@
 namespace nibble::kernels::cuda {
 namespace {
 
-int failures = 0;
-int checks = 0;
-void expect(bool ok, const std::string& what) {
-  ++checks;
-  if (ok) return;
-  ++failures;
-  std::printf("FAILED %s\n", what.c_str());
-}
+using test::Checks;
 
 enum class Content { kTypical, kRandom, kConstant, kTwoClusters, kSpikes, kWide };
 
@@ -52,7 +44,7 @@ std::vector<uint8_t> make_planes(const CsfStack& s, Content content, uint64_t se
   return v;
 }
 
-void check_streams(const CsfStack& s, Content content, uint64_t seed) {
+void check_streams(Checks& checks, const CsfStack& s, Content content, uint64_t seed) {
   const std::string name = cat(codec::csf_kind_name(s.kind), " E", s.experts, " ", s.rows, " x ",
                                s.cols, " content ", static_cast<int>(content));
   const auto planes = make_planes(s, content, seed);
@@ -62,10 +54,10 @@ void check_streams(const CsfStack& s, Content content, uint64_t seed) {
   const StreamBuffers out(s, bytes);
   must(csf_encode(s, input.as<uint8_t>(), out.view(), out.scratch.data(), nullptr), "encode");
   must(cudaDeviceSynchronize(), "encode run");
-  expect(equals_cpu_codec(out, planes), cat("encode ", name));
+  checks.expect(equals_cpu_codec(out, planes), cat("encode ", name));
 
   must(csf_decode(s, out.view(), output.as<uint8_t>(), nullptr), "decode");
-  expect(download(output.as<uint8_t>(), bytes) == planes, cat("decode ", name));
+  checks.expect(download(output.as<uint8_t>(), bytes) == planes, cat("decode ", name));
 
   // Too little room: the count is still right and nothing is written beyond.
   const int64_t count = out.count();
@@ -76,8 +68,8 @@ void check_streams(const CsfStack& s, Content content, uint64_t seed) {
     view.capacity = count / 2;
     must(csf_encode(s, input.as<uint8_t>(), view, tight.scratch.data(), nullptr), "encode");
     const auto words = download(tight.exceptions.as<uint32_t>(), count);
-    expect(tight.count() == count && words[static_cast<size_t>(count / 2)] == 0xEEEEEEEEu,
-           cat("capacity ", name));
+    checks.expect(tight.count() == count && words[static_cast<size_t>(count / 2)] == 0xEEEEEEEEu,
+                  cat("capacity ", name));
   }
 
   // The check of a stored stream, and its row_begin.
@@ -95,35 +87,35 @@ void check_streams(const CsfStack& s, Content content, uint64_t seed) {
     must(csf_check(s, out.view(), expert_begin.as<uint32_t>(), faults.as<int>(), nullptr), "check");
     return download(faults.as<int>(), 1)[0];
   };
-  expect(run_check() == 0, cat("legal ", name));
-  expect(download(out.row_begin.as<uint32_t>(), s.experts * s.rows + 1) == begins,
-         cat("row_begin ", name));
+  checks.expect(run_check() == 0, cat("legal ", name));
+  checks.expect(download(out.row_begin.as<uint32_t>(), s.experts * s.rows + 1) == begins,
+                cat("row_begin ", name));
   auto poke = [&](uint8_t* p, uint8_t value) {
     must(cudaMemcpy(p, &value, 1, cudaMemcpyHostToDevice), "poke");
   };
   const uint8_t base = download(out.fixed.as<uint8_t>() + 3, 1)[0];
   poke(out.fixed.as<uint8_t>() + 3, 255);
-  expect(run_check() == kCsfBaseRange, cat("base_range ", name));
+  checks.expect(run_check() == kCsfBaseRange, cat("base_range ", name));
   poke(out.fixed.as<uint8_t>() + 3, base);
   if (s.kind == CsfKind::kMxfp4 && s.cols % 8 != 0) {
     uint8_t* last = out.fixed.as<uint8_t>() + out.fixed.bytes() - 1;
     const uint8_t tail = download(last, 1)[0];
     poke(last, static_cast<uint8_t>(tail | 0x80));
-    expect(run_check() == kCsfTailBits, cat("tail_bits ", name));
+    checks.expect(run_check() == kCsfTailBits, cat("tail_bits ", name));
     poke(last, tail);
   }
   if (of_expert[1] >= 2) {
     auto* words = out.exceptions.as<uint32_t>();
     const auto two = download(words, 2);
     must(cudaMemcpy(words + 1, words, 4, cudaMemcpyDeviceToDevice), "poke");
-    expect(run_check() == kCsfExceptionOrder, cat("exception_order ", name));
+    checks.expect(run_check() == kCsfExceptionOrder, cat("exception_order ", name));
     must(cudaMemcpy(words + 1, &two[1], 4, cudaMemcpyHostToDevice), "poke");
     if (s.rows * s.cols < (1 << 24)) {
       uint32_t* end = words + of_expert[1] - 1;
       const uint32_t word = download(end, 1)[0];
       const uint32_t broken = (word & 0xFF000000u) | static_cast<uint32_t>(s.rows * s.cols);
       must(cudaMemcpy(end, &broken, 4, cudaMemcpyHostToDevice), "poke");
-      expect(run_check() == kCsfExceptionRange, cat("exception_range ", name));
+      checks.expect(run_check() == kCsfExceptionRange, cat("exception_range ", name));
       must(cudaMemcpy(end, &word, 4, cudaMemcpyHostToDevice), "poke");
     }
   }
@@ -137,9 +129,10 @@ std::vector<uint8_t> expand_tile(FormatId f, const uint8_t* codes, const uint16_
       const int base = bases[lane] >> 8 * high & 0xFF;
       const int groups = f == FormatId::kNvfp4 ? 4 : 2;
       for (int i = 0; i < groups; ++i) {
-        const int code = f == FormatId::kNvfp4
-                             ? codes[4 * lane + 2 * (i % 2) + high] >> 4 * (i / 2) & 15
-                             : codes[lane / 2] >> (4 * (lane % 2) + 2 * i + high) & 1;
+        const int code =
+            f == FormatId::kNvfp4
+                ? codes[4 * lane + i] >> 4 * high & 15
+                : codes[4 * (lane / 8) + 2 * high + (lane % 8) / 4] >> (2 * (lane % 4) + i) & 1;
         plain[static_cast<size_t>(2 * (groups * lane + i) + high)] =
             static_cast<uint8_t>(base + code);
       }
@@ -148,9 +141,29 @@ std::vector<uint8_t> expand_tile(FormatId f, const uint8_t* codes, const uint16_
   return plain;
 }
 
+/// Whether a tile's room behind the codes holds each warp's exceptions, or says that it does not.
+bool room_is_right(FormatId f, const uint8_t* tile_room, const uint32_t* words, size_t count) {
+  const auto warp_bytes = static_cast<uint32_t>(tile_scale_bytes(f) / 4);
+  const auto room = static_cast<size_t>(csf_room(f));
+  for (uint32_t warp = 0; warp < 4; ++warp) {
+    std::vector<uint16_t> want;
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t byte = words[i] & 0xFF;
+      if (byte / warp_bytes == warp) {
+        want.push_back(
+            static_cast<uint16_t>(words[i] >> 24 << 8 | 0x80u | (byte - warp * warp_bytes)));
+      }
+    }
+    if (want.size() > room) want.assign(1, kCsfOverflow);
+    want.resize(room, 0);
+    if (std::memcmp(want.data(), tile_room + 2 * room * warp, 2 * room) != 0) return false;
+  }
+  return true;
+}
+
 /// The kernels' form of random scales, gate and up as one stacked plane or as two.
-void check_index(FormatId f, Product product, int64_t experts, int64_t hidden, int64_t inter,
-                 bool stacked, Content content) {
+void check_index(Checks& checks, FormatId f, Product product, int64_t experts, int64_t hidden,
+                 int64_t inter, bool stacked, Content content) {
   const bool down = product == Product::kDown;
   const int64_t rows = down ? hidden : inter, cols = down ? inter : hidden;
   const int64_t scale_cols = cols / group_cols(f);
@@ -197,6 +210,11 @@ void check_index(FormatId f, Product product, int64_t experts, int64_t hidden, i
     const int64_t block = t / chunk_count, chunk = t % chunk_count;
     auto plain = expand_tile(f, host_packed.data() + t * stride + tile_code_bytes(f),
                              host_bases.data() + block * 32);
+    const uint32_t first = host_begins[static_cast<size_t>(t)];
+    equal =
+        equal &&
+        room_is_right(f, host_packed.data() + t * stride + tile_code_bytes(f) + csf_code_bytes(f),
+                      host_words.data() + first, host_begins[static_cast<size_t>(t + 1)] - first);
     for (uint32_t i = host_begins[static_cast<size_t>(t)];
          i < host_begins[static_cast<size_t>(t + 1)]; ++i) {
       const uint32_t word = host_words[i];
@@ -223,48 +241,56 @@ void check_index(FormatId f, Product product, int64_t experts, int64_t hidden, i
       }
     }
   }
-  expect(equal && sorted, cat("index ", formats::block_format(f).name, down ? " down" : " gate_up",
-                              " E", experts, " H", hidden, " I", inter, stacked ? " stacked" : "",
-                              " content ", static_cast<int>(content)));
+  checks.expect(
+      equal && sorted,
+      cat("index ", formats::block_format(f).name, down ? " down" : " gate_up", " E", experts, " H",
+          hidden, " I", inter, stacked ? " stacked" : "", " content ", static_cast<int>(content)));
 }
 
-int run(int argc, char**) {
-  const bool small = argc > 1;
-  const Content all[] = {Content::kTypical,     Content::kRandom, Content::kConstant,
-                         Content::kTwoClusters, Content::kSpikes, Content::kWide};
-  uint64_t seed = 1;
-  for (const CsfKind kind : {CsfKind::kNvfp4, CsfKind::kMxfp4}) {
-    for (const int64_t cols : {1, 2, 3, 6, 7, 16, 18, 20, 40, 64, 112, 160, 180, 256}) {
-      if (kind == CsfKind::kNvfp4 && cols % 2 != 0) continue;
-      for (const Content content : all) {
-        check_streams({kind, 3, 48, cols}, content, ++seed);
-        if (!small) check_streams({kind, 5, 256, cols}, content, ++seed);
-        if (small && cols > 20) break;
-      }
-    }
-    if (!small) {
-      check_streams({kind, 1, 16, 70000}, Content::kTypical, ++seed);
-      check_streams({kind, 1, 16, 40000}, Content::kRandom, ++seed);
-      check_streams({kind, 2, 4096, 256}, Content::kTypical, ++seed);
+constexpr Content kContents[] = {Content::kTypical,     Content::kRandom, Content::kConstant,
+                                 Content::kTwoClusters, Content::kSpikes, Content::kWide};
+
+void check_kind(Checks& checks, CsfKind kind) {
+  uint64_t seed = kind == CsfKind::kNvfp4 ? 1 : 1000;
+  for (const int64_t cols : {1, 2, 3, 6, 7, 16, 18, 20, 40, 64, 112, 160, 180, 256}) {
+    if (kind == CsfKind::kNvfp4 && cols % 2 != 0) continue;
+    for (const Content content : kContents) {
+      check_streams(checks, {kind, 3, 48, cols}, content, ++seed);
+      if (checks.full()) check_streams(checks, {kind, 5, 256, cols}, content, ++seed);
+      if (checks.quick() && cols > 20) break;
     }
   }
-  for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
-    for (const Content content : {Content::kTypical, Content::kRandom}) {
-      for (const Product product : {Product::kGateUp, Product::kDown}) {
-        check_index(f, product, 2, 320, 96, false, content);
-        if (small) continue;
-        check_index(f, product, 3, 512, 192, false, content);
-        check_index(f, product, 2, 2880, 2880, false, content);
-        check_index(f, product, 2, 6144, 256, false, content);
-      }
-      check_index(f, Product::kGateUp, 3, 512, 192, true, content);
+  if (checks.quick()) return;
+  check_streams(checks, {kind, 2, 4096, 256}, Content::kTypical, ++seed);
+  if (!checks.full()) return;
+  check_streams(checks, {kind, 1, 16, 70000}, Content::kTypical, ++seed);
+  check_streams(checks, {kind, 1, 16, 40000}, Content::kRandom, ++seed);
+}
+
+void check_tiles(Checks& checks, FormatId f) {
+  for (const Content content : {Content::kTypical, Content::kRandom}) {
+    for (const Product product : {Product::kGateUp, Product::kDown}) {
+      check_index(checks, f, product, 2, 320, 96, false, content);
+      if (checks.quick()) continue;
+      check_index(checks, f, product, 3, 512, 192, false, content);
+      if (!checks.full()) continue;
+      check_index(checks, f, product, 2, 2880, 2880, false, content);
+      check_index(checks, f, product, 2, 6144, 256, false, content);
     }
+    check_index(checks, f, Product::kGateUp, 3, 512, 192, true, content);
   }
-  std::printf("%d checks, %d failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
 }
 
 }  // namespace
-}  // namespace nibble::kernels::cuda
 
-int main(int argc, char** argv) { return nibble::kernels::cuda::run(argc, argv); }
+CheckSummary check_csf(const CheckOptions& options, std::ostream& out) {
+  return test::run_checks(options, out, [&](Checks& checks) {
+    if (options.format == "nvfp4") check_kind(checks, CsfKind::kNvfp4);
+    if (options.format == "mxfp4") check_kind(checks, CsfKind::kMxfp4);  // MXFP8 has its streams
+    for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
+      if (formats::block_format(f).name == options.format) check_tiles(checks, f);
+    }
+  });
+}
+
+}  // namespace nibble::kernels::cuda

@@ -79,17 +79,38 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t low = chunk_codes(r, codes[0], chunk), high = chunk_codes(r, codes[1], chunk);
     auto* out = reinterpret_cast<uint32_t*>(tile + static_cast<int64_t>(chunk) * stride);
     if (r.groups == 4) {
-      // Nibbles 0..3 of a row: 0 and 2 into one byte, 1 and 3 into another.
-      auto halves = [](uint32_t v) {
-        return (v & 0xF) | (v >> 4 & 0xF0) | (v & 0xF0) << 12 | (v & 0xF000) << 8;
+      auto bytes = [](uint32_t v) {
+        return (v & 0xF) | (v & 0xF0) << 4 | (v & 0xF00) << 8 | (v & 0xF000) << 12;
       };
-      out[lane] = halves(low) | halves(high) << 8;
+      out[lane] = bytes(low) | bytes(high) << 4;
     } else {
-      uint32_t nibble = (low & 1) | (high & 1) << 1 | (low & 2) << 1 | (high & 2) << 2;
-      nibble <<= 4 * (lane % 8);
-      for (int d = 1; d < 8; d *= 2) nibble |= __shfl_xor_sync(~0u, nibble, d);
-      if (lane % 8 == 0) out[lane / 8] = nibble;
+      uint32_t word = (low | high << 16) << 2 * (lane % 8);
+      for (int d = 1; d < 8; d *= 2) word |= __shfl_xor_sync(~0u, word, d);
+      if (lane % 8 == 0) out[lane / 8] = word;
     }
+  }
+}
+
+/// Puts a tile's sorted exceptions [i, end) behind its codes, as far as a warp's share has room.
+__device__ void fill_room(const IndexRows& r, int64_t tile, uint32_t i, uint32_t end) {
+  const int room = csf_room(r.args.format), warp_bytes = 16 * r.groups;
+  auto* out = reinterpret_cast<uint16_t*>(
+      r.args.packed + tile * tile_bytes(r.args.format, ScaleForm::kCsf) +
+      tile_code_bytes(r.args.format) + csf_code_bytes(r.args.format));
+  for (int warp = 0; warp < 4; ++warp) {
+    int count = 0;
+    for (; i < end; ++i) {
+      const uint32_t word = r.args.exceptions[i], byte = word & 0xFF;
+      if (static_cast<int>(byte) / warp_bytes != warp) break;
+      if (count < room) {
+        out[count] = static_cast<uint16_t>(word >> 24 << 8 | 0x80u |
+                                           byte % static_cast<uint32_t>(warp_bytes));
+      }
+      ++count;
+    }
+    for (int k = count > room ? 0 : count; k < room; ++k) out[k] = 0;
+    if (count > room) out[0] = kCsfOverflow;
+    out += room;
   }
 }
 
@@ -160,6 +181,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       r.args.exceptions[j] = word;
     }
+    fill_room(r, block_index * r.chunk_count + c, tile_begin[c], tile_end);
   }
 }
 

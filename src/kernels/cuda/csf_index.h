@@ -1,9 +1,11 @@
 // From stored CSF streams on the device to the form that the MoE kernels read beside the packed
 // tiles (moe_layer.h, CsfScales): codes in the tiles, bases by row block, exceptions by tile.
 //
-//   tile codes  NVFP4: word 8 w + g of 32: byte 2 i + high holds, in its lower and upper half, the
-//               codes of groups i and i + 2 (of the chunk's four) of row g + 8 high of warp w.
-//               Else: nibble 8 w + g of 16 bytes: bit 2 i + high is the code of group i (of two).
+//   tile codes  of row g + 8 high of warp w and group i of the chunk. NVFP4: nibble high (0: lower)
+//               of byte 4 (8 w + g) + i. Else: bit 2 g + i of half-word 2 w + high.
+//   tile room   behind the codes csf_room() half-words a warp: (value << 8) + 0x80 + byte of the
+//               warp's plain scales, ascending, then zeros. If they do not suffice the first is
+//               kCsfOverflow and the exceptions are found by exception_begin alone.
 //   bases       half-word 8 w + g of a row block's 32: row g's base, and row g + 8's << 8.
 //   exceptions  of a tile together, ascending: (value << 24) + (chunk << 8) + byte of the plain
 //               scales (layout.h, packing.cu); exception_begin counts over all tiles.
@@ -15,6 +17,8 @@
 #include "kernels/cuda/layout.h"
 
 namespace nibble::kernels::cuda {
+
+constexpr uint16_t kCsfOverflow = 0x40;
 
 /// Rows [first_row, first_row + rows of the matrix) of every plane of a stack: with gate and up
 /// stacked in one plane they are two sources of the same streams.

@@ -50,16 +50,19 @@ __device__ __forceinline__ void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
 
 /// Scale bytes of the low and the high row, as two BF16 in one register.
 /// E4M3 (sign cleared: packing moved it into the codes): byte << 4 means s * 2^-120; the result is
-/// s * 2^119. Two products, because 2^239 is no BF16.
+/// s * 2^119. Two products, because 2^239 is no BF16. `halves`: a byte << 4 in each.
+__device__ __forceinline__ uint32_t expand_e4m3_halves(uint32_t halves) {
+  return mul_bf16x2(mul_bf16x2(halves & 0x07F007F0u, 0x7B807B80u), 0x7B007B00u);
+}
 __device__ __forceinline__ uint32_t expand_e4m3_scales(uint32_t two_bytes) {
-  const uint32_t raw = (__byte_perm(two_bytes, 0, 0x4140) & 0x007F007Fu) << 4;
-  return mul_bf16x2(mul_bf16x2(raw, 0x7B807B80u), 0x7B007B00u);
+  return expand_e4m3_halves(__byte_perm(two_bytes, 0, 0x4140) << 4);
 }
 /// E8M0 byte b as 2^(b - 127 + unit): an addition to the exponent field. Needs b + unit <= 254.
 template <int unit>
 __device__ __forceinline__ uint32_t expand_e8m0_scales(uint32_t two_bytes) {
   return (__byte_perm(two_bytes, 0, 0x4140) << 7) + static_cast<uint32_t>(unit) * 0x00800080u;
 }
+constexpr int kE8m0UnitMxfp4 = 126, kE8m0UnitMxfp8 = 120;
 
 /// E4M3 codes in the bytes of two registers' words as BF16 * 2^-120: upper bytes of the halves, and
 /// lower bytes.
@@ -107,18 +110,23 @@ struct E2m1Fragment {
   uint4 words;
   uint32_t low_scale, high_scale;
 
-  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
-                                       int lane) {
+  __device__ __forceinline__ void load_codes(const uint8_t* codes, int warp, int lane) {
     words = reinterpret_cast<const uint4*>(codes)[warp * 32 + lane];
-    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
-    uint32_t pair;
-    if constexpr (format == FormatId::kNvfp4) {
-      pair = expand_e4m3_scales(scales[warp * 32 + lane]);
-    } else {
-      pair = expand_e8m0_scales<126>(scales[warp * 16 + lane / 2]);
-    }
+  }
+  /// BF16 of the low and the high row.
+  __device__ __forceinline__ void set_scales(uint32_t pair) {
     low_scale = __byte_perm(pair, 0, 0x1010);
     high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
+                                       int lane) {
+    load_codes(codes, warp, lane);
+    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
+    if constexpr (format == FormatId::kNvfp4) {
+      set_scales(expand_e4m3_scales(scales[warp * 32 + lane]));
+    } else {
+      set_scales(expand_e8m0_scales<kE8m0UnitMxfp4>(scales[warp * 16 + lane / 2]));
+    }
   }
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load(tile, tile + tile_code_bytes(format), warp, lane);
@@ -143,14 +151,19 @@ struct TileFragment<FormatId::kMxfp8> {
   uint4 words[2];
   uint32_t low_scale, high_scale;
 
-  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
-                                       int lane) {
+  __device__ __forceinline__ void load_codes(const uint8_t* codes, int warp, int lane) {
     words[0] = reinterpret_cast<const uint4*>(codes)[warp * 64 + lane];
     words[1] = reinterpret_cast<const uint4*>(codes)[warp * 64 + 32 + lane];
-    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
-    const uint32_t pair = expand_e8m0_scales<120>(scales[warp * 16 + lane / 2]);
+  }
+  __device__ __forceinline__ void set_scales(uint32_t pair) {
     low_scale = __byte_perm(pair, 0, 0x1010);
     high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
+                                       int lane) {
+    load_codes(codes, warp, lane);
+    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
+    set_scales(expand_e8m0_scales<kE8m0UnitMxfp8>(scales[warp * 16 + lane / 2]));
   }
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load(tile, tile + tile_code_bytes(FormatId::kMxfp8), warp, lane);

@@ -34,7 +34,8 @@ constexpr int kTileCols = 64;
 constexpr int kRowBytes = kTileCols * 2;  // one activation row of a chunk: 64 BF16
 
 /// How a tile keeps its scales: as the checkpoint's bytes, or as CSF codes (one base a row of the
-/// row block, 4 or 1 bits a scale in the tile, exceptions beside it; csf_index.h).
+/// row block, 4 or 1 bits a scale in the tile, a few exceptions of each warp's rows behind them;
+/// csf_index.h).
 enum class ScaleForm : uint8_t { kPlain, kCsf };
 
 /// Bytes of codes and of scales of one 64 x 64 tile; 0 codes: the format has no packed layout.
@@ -48,8 +49,12 @@ NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
          : f == FormatId::kNf3                          ? 1536
                                                         : 0;
 }
+NIBBLE_HD constexpr int csf_code_bytes(FormatId f) { return f == FormatId::kNvfp4 ? 128 : 16; }
+/// CSF exceptions that a tile has room for, for each of its four warps; two bytes each. With 1 % of
+/// the scales exceptions, 1 in 2000 (NVFP4) and 1 in 200 warps' shares of a tile have more.
+NIBBLE_HD constexpr int csf_room(FormatId f) { return f == FormatId::kNvfp4 ? 4 : 2; }
 NIBBLE_HD constexpr int tile_scale_bytes(FormatId f, ScaleForm form = ScaleForm::kPlain) {
-  if (form == ScaleForm::kCsf) return f == FormatId::kNvfp4 ? 128 : 16;
+  if (form == ScaleForm::kCsf) return csf_code_bytes(f) + 4 * 2 * csf_room(f);
   return f == FormatId::kNvfp4                                                   ? 256
          : f == FormatId::kMxfp4 || f == FormatId::kMxfp8 || f == FormatId::kNf3 ? 128
                                                                                  : 0;

@@ -11,6 +11,9 @@ namespace {
 // on an H200: 5120 x 2048 and 2048 x 4096.
 bool takes_few(int64_t rows, int64_t out) { return rows <= 16 || (rows <= 64 && chunks(out) < 64); }
 
+// Most rows of the kernel that holds the weights; it counts on 227 KiB of shared memory a CTA.
+constexpr int64_t kHeldRows = 16;
+
 constexpr int64_t kMaxSegments = 208;  // the few-row kernel's sums of 8 tokens fill shared memory
 constexpr int64_t kMaxCount = int64_t{1} << 24;
 
@@ -115,11 +118,19 @@ Result<void> linear(const LinearWeight& weight, const LinearArgs& args, void* sc
   if (path == LinearPath::kAuto) {
     path = takes_few(args.rows, weight.out) ? LinearPath::kFewRows : LinearPath::kManyRows;
   }
-  if (major != 9) path = LinearPath::kFewRows;  // wgmma is Hopper's alone
+  if (path == LinearPath::kHeld &&
+      (args.rows > kHeldRows || (major != 9 && major != 10) || launchers.held == nullptr ||
+       !launchers.is_held(k, processors))) {
+    path = LinearPath::kFewRows;
+  }
+  if (path == LinearPath::kManyRows && major != 9) path = LinearPath::kFewRows;  // wgmma
   if (path == LinearPath::kManyRows && scratch == nullptr) {
     return Error(Code::kInvalidArgument, "linear layer: many rows need scratch");
   }
-  e = (path == LinearPath::kManyRows ? launchers.many : launchers.few)(k, processors, stream);
+  const LinearLauncher launch = path == LinearPath::kManyRows ? launchers.many
+                                : path == LinearPath::kHeld   ? launchers.held
+                                                              : launchers.few;
+  e = launch(k, processors, stream);
   if (e != cudaSuccess) return cuda_error("linear kernel", e);
   return {};
 }

@@ -42,8 +42,10 @@ struct LinearArgs {
   bool accumulate = false;  // y = y + result instead of y = result
 };
 
-/// Which kernel runs; kAuto picks by rows. The result's bits do not depend on it.
-enum class LinearPath : uint8_t { kAuto, kFewRows, kManyRows };
+/// Which kernel runs; kAuto picks by rows. The result's bits do not depend on it. kHeld: few rows,
+/// weights all in shared memory at once; where that is not possible, the few-row kernel. kAuto does
+/// not take it until it has run in a whole model: so far it was checked by itself.
+enum class LinearPath : uint8_t { kAuto, kFewRows, kManyRows, kHeld };
 
 /// Device bytes of a packed matrix; 0: the format has no dense kernel.
 int64_t linear_packed_bytes(FormatId format, int64_t out, int64_t cols);

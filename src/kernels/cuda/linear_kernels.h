@@ -35,11 +35,13 @@ struct LinearKernelArgs {
 };
 
 /// Queues a product. few: any number of rows, weights read once per 8 or 16 of them. many: Hopper
-/// only, needs staged_x.
+/// only, needs staged_x. held: from Hopper on, few rows, where is_held says so; or null.
 using LinearLauncher = cudaError_t (*)(const LinearKernelArgs& args, int processors,
                                        cudaStream_t stream);
 struct LinearLaunchers {
-  LinearLauncher few, many;
+  LinearLauncher few = nullptr, many = nullptr;
+  bool (*is_held)(const LinearKernelArgs& args, int processors) = nullptr;
+  LinearLauncher held = nullptr;
 };
 LinearLaunchers linear_launchers_bf16();
 LinearLaunchers linear_launchers_nvfp4();

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <set>
@@ -185,25 +184,6 @@ void parallel_rows(int64_t rows, const F& f) {
 }
 
 }  // namespace
-
-void must(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(2);
-}
-void must(const Result<void>& result, const char* what) {
-  if (result) return;
-  std::fprintf(stderr, "%s: %s\n", what, result.error().message().c_str());
-  std::exit(2);
-}
-
-DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  void* p = nullptr;
-  must(cudaMalloc(&p, static_cast<size_t>(bytes)), "cudaMalloc");
-  data_ = static_cast<std::byte*>(p);
-}
-DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
 
 void fill_random(uint8_t* data, int64_t bytes, uint64_t seed) {
   fill_kernel<<<1024, 256>>>(reinterpret_cast<uint64_t*>(data), bytes / 8, Fill::kBytes, seed);
@@ -404,21 +384,14 @@ MoeArgs LayerInput::args(DeviceBuffer& y) const {
   return a;
 }
 
-float bf16_value(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float v;
-  static_assert(sizeof(v) == sizeof(wide));
-  std::memcpy(&v, &wide, sizeof(v));
-  return v;
-}
-
 std::vector<double> reference_token(const LayerWeights& layer, const LayerInput& input,
                                     int64_t token) {
   const MoeShape& s = layer.shape;
   std::vector<double> x(static_cast<size_t>(s.hidden)), h(static_cast<size_t>(s.inter)),
       y(static_cast<size_t>(s.hidden));
   for (int64_t i = 0; i < s.hidden; ++i) {
-    x[static_cast<size_t>(i)] = bf16_value(input.host_x[static_cast<size_t>(token * s.hidden + i)]);
+    x[static_cast<size_t>(i)] =
+        bf16_to_float(input.host_x[static_cast<size_t>(token * s.hidden + i)]);
   }
   const double unit = register_unit(layer.formats.gate_up);
   const double down_unit = register_unit(layer.formats.down);
@@ -463,7 +436,7 @@ double relative_error(const float* y, const std::vector<double>& reference) {
   return std::sqrt(difference / norm);
 }
 
-MoeShape parse_shape(const std::string& text) {
+Result<MoeShape> parse_shape(const std::string& text) {
   MoeShape s;
   long long e = 0, h = 0, i = 0, k = 0;
   if (text == "qwen") {
@@ -474,29 +447,30 @@ MoeShape parse_shape(const std::string& text) {
     e = 256, h = 6144, i = 256, k = 8;
   } else if (text == "gptoss") {
     e = 128, h = 2880, i = 2880, k = 4;
-  } else if (text == "30b") {
+  } else if (text == "a3b") {
     e = 128, h = 2048, i = 768, k = 8;
-  } else if (std::sscanf(text.c_str(), "%lld,%lld,%lld,%lld", &e, &h, &i, &k) != 4) {
-    std::fprintf(stderr, "shape '%s': qwen, glm, tp8, gptoss, 30b or E,H,I,K\n", text.c_str());
-    std::exit(2);
+  } else if (char rest = 0;
+             std::sscanf(text.c_str(), "%lld,%lld,%lld,%lld%c", &e, &h, &i, &k, &rest) != 4 ||
+             e < 1 || h < 32 || i < 32 || k < 1 || k > e) {
+    return Error(Code::kInvalidArgument,
+                 cat("shape '", text, "': expected qwen, glm, tp8, gptoss, a3b or E,H,I,K"));
   }
   s.experts = e, s.hidden = h, s.inter = i, s.top_k = k;
   return s;
 }
 
-LayerFormats parse_formats(const std::string& text) {
+Result<LayerFormats> parse_formats(const std::string& text) {
   const size_t plus = text.find('+');
-  auto find = [](const std::string& name) {
+  auto find = [](const std::string& name) -> Result<FormatId> {
     for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8, FormatId::kBf16,
                              FormatId::kFp8Block, FormatId::kNf3}) {
       if (formats::block_format(f).name == name) return f;
     }
-    std::fprintf(stderr, "format '%s' has no MoE kernel\n", name.c_str());
-    std::exit(2);
+    return Error(Code::kInvalidArgument, cat("format '", name, "' has no MoE kernel"));
   };
   LayerFormats f;
-  f.gate_up = find(text.substr(0, plus));
-  f.down = plus == std::string::npos ? f.gate_up : find(text.substr(plus + 1));
+  NIBBLE_TRY(f.gate_up, find(text.substr(0, plus)));
+  NIBBLE_TRY(f.down, find(plus == std::string::npos ? text : text.substr(plus + 1)));
   return f;
 }
 

@@ -11,33 +11,13 @@
 #include "kernels/cuda/csf_index.h"
 #include "kernels/cuda/moe_layer.h"
 #include "kernels/cuda/packing.h"
+#include "kernels/cuda/test_device.h"
 
 namespace nibble::kernels::cuda {
 
-/// Ends the program with a message if a CUDA call failed.
-void must(cudaError_t error, const char* what);
-void must(const Result<void>& result, const char* what);
-
-/// Device memory that frees itself.
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(int64_t bytes = 0);
-  ~DeviceBuffer();
-  DeviceBuffer(DeviceBuffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
-    other.data_ = nullptr;
-  }
-  DeviceBuffer& operator=(DeviceBuffer&&) = delete;
-  std::byte* data() const { return data_; }
-  template <typename T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
+using test::bf16_to_float;
+using test::DeviceBuffer;
+using test::must;
 
 /// Formats of a layer's projections and the form of their scales.
 struct LayerFormats {
@@ -97,14 +77,13 @@ std::vector<double> reference_token(const LayerWeights& layer, const LayerInput&
                                     int64_t token);
 
 std::vector<float> download_floats(const DeviceBuffer& buffer, int64_t count);
-float bf16_value(uint16_t bits);
 /// Norm of the difference over the norm of the reference; NaN if any value is NaN.
 double relative_error(const float* y, const std::vector<double>& reference);
 
-/// "qwen", "glm", "tp8", "gptoss", "30b" or "E,H,I,K". Ends the program on nonsense.
-MoeShape parse_shape(const std::string& shape);
-/// "nvfp4", ... or "nvfp4+mxfp4" (gate_up + down).
-LayerFormats parse_formats(const std::string& name);
+/// "qwen", "glm", "tp8", "gptoss", "a3b" or "E,H,I,K". Errors: kInvalidArgument.
+Result<MoeShape> parse_shape(const std::string& shape);
+/// "nvfp4", ... or "nvfp4+mxfp4" (gate_up + down). Errors: kInvalidArgument.
+Result<LayerFormats> parse_formats(const std::string& name);
 
 void fill_random(uint8_t* data, int64_t bytes, uint64_t seed);
 /// Scale bytes as PackedProjection has them.

@@ -1,17 +1,8 @@
-// Times whole MoE layers as CUDA graph replays and prints one row per token count.
-//   moe_cuda_bench [--shape qwen|glm|tp8|gptoss|30b|E,H,I,K] [--format nvfp4|...|gate_up+down]
-//                  [--rows 1,2,4,...] [--geometry auto|fewest|few|narrow|wide] [--scales
-//                  plain|both]
-// Every layer of a graph has its own routing, its own x and the next weight set in turn, so that
-// weights come from memory and not from the L2. TB/s counts the active experts' codes and scales
-// once; % is of a device-to-device copy (read + write) measured in the same run. Two tokens of
-// every size are checked against the reference before timing.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <cmath>
 #include <memory>
-#include <sstream>
 
+#include "kernels/cuda/moe_bench.h"
 #include "kernels/cuda/moe_case.h"
 
 namespace nibble::kernels::cuda {
@@ -43,10 +34,6 @@ double copy_bandwidth() {
   return 2.0 * static_cast<double>(bytes) / (median(times) * 1e-3);
 }
 
-struct Options {
-  std::string shape = "glm", format = "nvfp4", rows = "1,8,64,256,1024,4096", scales = "plain";
-  Geometry geometry = Geometry::kAuto;
-};
 using WeightSets = std::vector<std::unique_ptr<LayerWeights>>;
 
 /// A captured graph of layers, each with its own input and the next weight set in turn.
@@ -94,6 +81,9 @@ class LayerGraph {
   cudaEvent_t begin_, end_;
 };
 
+constexpr double kErrorBound = 6e-3;
+
+/// Largest relative error of the first and the last token.
 double check_result(const MoeShape& s, const LayerWeights& w, const LayerWeights& reference,
                     const LayerInput& input, DeviceBuffer& workspace, DeviceBuffer& y,
                     cudaStream_t stream, Geometry geometry) {
@@ -105,18 +95,27 @@ double check_result(const MoeShape& s, const LayerWeights& w, const LayerWeights
   const auto result = download_floats(y, input.tokens * s.hidden);
   double worst = 0;
   for (const int64_t t : {int64_t{0}, input.tokens - 1}) {
-    worst = std::max(
-        worst, relative_error(result.data() + t * s.hidden, reference_token(reference, input, t)));
-  }
-  if (!(worst < 6e-3)) {
-    std::printf("M %lld: WRONG, relative error %g\n", static_cast<long long>(input.tokens), worst);
-    std::exit(1);
+    const double error =
+        relative_error(result.data() + t * s.hidden, reference_token(reference, input, t));
+    if (!(error < kErrorBound)) {
+      throw test::CheckAborted(
+          cat("wrong result for ", input.tokens, " rows: relative error ", error));
+    }
+    worst = std::max(worst, error);
   }
   return worst;
 }
 
-void bench_rows(const MoeShape& s, const WeightSets& plain, const WeightSets& csf, int64_t tokens,
-                Geometry geometry, double copy) {
+/// The weight sets of one form of the scales, taken in turn.
+struct ScaleSets {
+  std::string scales;
+  WeightSets sets;
+};
+
+/// Times one row count; forms of the scales take turns, so that all see the same clocks.
+std::vector<MoeTiming> bench_rows(const MoeShape& s, const std::vector<ScaleSets>& forms,
+                                  const LayerWeights& reference, int64_t tokens,
+                                  Geometry geometry) {
   const int layers = tokens <= 64 ? 24 : tokens <= 256 ? 12 : tokens <= 1024 ? 8 : 4;
   std::vector<std::unique_ptr<LayerInput>> inputs;
   double active = 0;
@@ -128,17 +127,20 @@ void bench_rows(const MoeShape& s, const WeightSets& plain, const WeightSets& cs
   must(cudaMemset(workspace.data(), 0, kMoeZeroedBytes), "zero");
   cudaStream_t stream;
   must(cudaStreamCreate(&stream), "stream");
-  double worst = 0;
+  std::vector<MoeTiming> timings;
   std::vector<std::unique_ptr<LayerGraph>> graphs;
-  for (const WeightSets* sets : {&plain, &csf}) {
-    if (sets->empty()) continue;
-    worst = std::max(worst, check_result(s, *sets->front(), *plain.front(), *inputs.front(),
-                                         workspace, y, stream, geometry));
+  for (const ScaleSets& form : forms) {
+    MoeTiming t;
+    t.scales = form.scales;
+    t.rows = tokens;
+    t.active_experts = active;
+    t.error = check_result(s, *form.sets.front(), reference, *inputs.front(), workspace, y, stream,
+                           geometry);
+    timings.push_back(t);
     graphs.push_back(
-        std::make_unique<LayerGraph>(s, *sets, inputs, workspace, y, stream, geometry));
+        std::make_unique<LayerGraph>(s, form.sets, inputs, workspace, y, stream, geometry));
   }
-  // Plain and compressed scales take turns, so that both see the same clocks.
-  std::vector<float> times[2];
+  std::vector<std::vector<float>> times(forms.size());
   const int replays = tokens > 1024 ? 9 : 15;
   for (int i = 0; i < replays + 2; ++i) {
     for (size_t g = 0; g < graphs.size(); ++g) {
@@ -146,79 +148,126 @@ void bench_rows(const MoeShape& s, const WeightSets& plain, const WeightSets& cs
       if (i >= 2) times[g].push_back(static_cast<float>(us));
     }
   }
-  const double us = median(times[0]);
-  const double spread = (*std::max_element(times[0].begin(), times[0].end()) -
-                         *std::min_element(times[0].begin(), times[0].end())) /
-                        us;
-  const LayerWeights& w = *plain.front();
-  const double expert_bytes =
-      static_cast<double>(w.gate_up.bytes() + w.down.bytes()) / static_cast<double>(s.experts);
-  const double rate = active * expert_bytes / (us * 1e-6);
-  const double flops =
-      2.0 * static_cast<double>(tokens * s.top_k * 3 * s.hidden * s.inter) / (us * 1e-6);
-  std::printf("| %lld | %.1f | %.1f | %.1f | %.2f | %.0f | %.1f | %.1e |",
-              static_cast<long long>(tokens), active, us, 100 * spread, rate * 1e-12,
-              100 * rate / copy, flops * 1e-12, worst);
-  if (graphs.size() > 1) {
-    const double other = median(times[1]);
-    std::printf(" %.1f | %.3f |", other, us / other);
+  for (size_t g = 0; g < graphs.size(); ++g) {
+    MoeTiming& t = timings[g];
+    t.microseconds = median(times[g]);
+    const auto [low, high] = std::minmax_element(times[g].begin(), times[g].end());
+    t.spread = (*high - *low) / t.microseconds;
+    const LayerWeights& w = *forms[g].sets.front();
+    const double layer_bytes = static_cast<double>(w.gate_up.bytes() + w.down.bytes());
+    t.bytes_per_second =
+        active * layer_bytes / static_cast<double>(s.experts) / (t.microseconds * 1e-6);
+    t.flops = 2.0 * static_cast<double>(tokens * s.top_k * 3 * s.hidden * s.inter) /
+              (t.microseconds * 1e-6);
   }
-  std::printf("\n");
-  std::fflush(stdout);
   graphs.clear();
   must(cudaStreamDestroy(stream), "stream");
+  return timings;
 }
 
-int run(int argc, char** argv) {
-  Options o;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string key = argv[i], value = argv[i + 1];
-    if (key == "--shape") o.shape = value;
-    if (key == "--format") o.format = value;
-    if (key == "--rows") o.rows = value;
-    if (key == "--scales") o.scales = value;
-    if (key == "--geometry" && value == "fewest") o.geometry = Geometry::kFewest;
-    if (key == "--geometry" && value == "few") o.geometry = Geometry::kFew;
-    if (key == "--geometry" && value == "narrow") o.geometry = Geometry::kNarrow;
-    if (key == "--geometry" && value == "wide") o.geometry = Geometry::kWide;
+Result<Geometry> parse_geometry(const std::string& name) {
+  if (name == "auto") return Geometry::kAuto;
+  if (name == "fewest") return Geometry::kFewest;
+  if (name == "few") return Geometry::kFew;
+  if (name == "narrow") return Geometry::kNarrow;
+  if (name == "wide") return Geometry::kWide;
+  return Error(Code::kInvalidArgument, cat("geometry '", name, "' is unknown"));
+}
+
+Result<void> check_options(const MoeShape& s, const LayerFormats& f,
+                           const MoeBenchOptions& options) {
+  for (const FormatId format : {f.gate_up, f.down}) {
+    const int64_t group = group_cols(format);
+    if (s.experts > 1024 || s.hidden % 4 != 0 || s.hidden % group != 0 || s.inter % group != 0) {
+      return Error(
+          Code::kInvalidArgument,
+          cat("shape '", options.shape, "': at most 1024 experts; hidden and inter must be ",
+              "multiples of ", group, " for ", formats::block_format(format).name));
+    }
+    for (const std::string& scales : options.scales) {
+      if (scales != "plain" && (scales != "csf" || !has_csf(format))) {
+        return Error(Code::kInvalidArgument,
+                     cat("scales '", scales, "' of format ", formats::block_format(format).name));
+      }
+    }
   }
-  const MoeShape s = parse_shape(o.shape);
-  LayerFormats f = parse_formats(o.format);
-  const double copy = copy_bandwidth();
+  for (const int64_t rows : options.rows) {
+    if (rows < 1 || rows > (int64_t{1} << 28) / s.top_k) {
+      return Error(Code::kInvalidArgument, cat("rows ", rows));
+    }
+  }
+  return {};
+}
+
+MoeBenchReport run(const MoeShape& s, LayerFormats f, Geometry geometry,
+                   const MoeBenchOptions& options,
+                   const std::function<void(const MoeBenchReport&)>& progress) {
+  MoeBenchReport report;
+  int index = 0;
+  cudaDeviceProp device;
+  must(cudaGetDevice(&index), "device");
+  must(cudaGetDeviceProperties(&device, index), "device");
+  report.device = device.name;
+  report.experts = s.experts;
+  report.hidden = s.hidden;
+  report.inter = s.inter;
+  report.top_k = s.top_k;
+  report.copy_bandwidth = copy_bandwidth();
   const int64_t layer_bytes =
       s.experts * (packed_bytes(f.gate_up, Product::kGateUp, s.hidden, s.inter) +
                    packed_bytes(f.down, Product::kDown, s.hidden, s.inter));
+  // More than the L2 (the active experts' share of a set may be small, so layers differ too).
   const int count = layer_bytes < (int64_t{1} << 30) ? 3 : 2;
-  WeightSets plain, csf;
-  for (int i = 0; i < count; ++i) {
-    const uint64_t seed = 10 + static_cast<uint64_t>(i);
+  constexpr uint64_t kSeed = 10;
+  std::vector<ScaleSets> forms;
+  for (const std::string& scales : options.scales) {
+    f.scales = scales == "csf" ? ScaleForm::kCsf : ScaleForm::kPlain;
+    forms.push_back({scales, {}});
+    for (int i = 0; i < count; ++i) {
+      forms.back().sets.push_back(
+          std::make_unique<LayerWeights>(s, f, kSeed + static_cast<uint64_t>(i)));
+    }
+  }
+  // Results are checked against the plain weights of the first set.
+  std::unique_ptr<LayerWeights> own;
+  const LayerWeights* reference = nullptr;
+  for (const ScaleSets& form : forms) {
+    if (form.scales == "plain") reference = form.sets.front().get();
+  }
+  if (reference == nullptr) {
     f.scales = ScaleForm::kPlain;
-    plain.push_back(std::make_unique<LayerWeights>(s, f, seed));
-    if (o.scales != "both") continue;
-    f.scales = ScaleForm::kCsf;
-    csf.push_back(std::make_unique<LayerWeights>(s, f, seed));
+    own = std::make_unique<LayerWeights>(s, f, kSeed);
+    reference = own.get();
   }
-  cudaDeviceProp device;
-  must(cudaGetDeviceProperties(&device, 0), "device");
-  std::printf("%s, %s %s E %lld hidden %lld inter %lld top-k %lld; copy %.2f TB/s\n", device.name,
-              o.shape.c_str(), o.format.c_str(), static_cast<long long>(s.experts),
-              static_cast<long long>(s.hidden), static_cast<long long>(s.inter),
-              static_cast<long long>(s.top_k), copy * 1e-12);
-  if (!csf.empty()) {
-    std::printf("compressed scales: %.4f of the plain layer's bytes\n",
-                static_cast<double>(csf[0]->gate_up.bytes() + csf[0]->down.bytes()) /
-                    static_cast<double>(plain[0]->gate_up.bytes() + plain[0]->down.bytes()));
+  for (const ScaleSets& form : forms) {
+    const LayerWeights& w = *form.sets.front();
+    if (form.scales != "csf") continue;
+    report.csf_share = static_cast<double>(w.gate_up.bytes() + w.down.bytes()) /
+                       static_cast<double>(reference->gate_up.bytes() + reference->down.bytes());
   }
-  std::printf("| M | active | layer us | spread %% | TB/s | %% copy | TFLOP/s | error |%s\n",
-              csf.empty() ? "" : " CSF us | plain / CSF |");
-  std::istringstream rows(o.rows);
-  std::string item;
-  while (std::getline(rows, item, ','))
-    bench_rows(s, plain, csf, std::atoll(item.c_str()), o.geometry, copy);
-  return 0;
+  progress(report);
+  for (const int64_t rows : options.rows) {
+    for (MoeTiming& t : bench_rows(s, forms, *reference, rows, geometry)) {
+      report.timings.push_back(std::move(t));
+    }
+    progress(report);
+  }
+  return report;
 }
 
 }  // namespace
-}  // namespace nibble::kernels::cuda
 
-int main(int argc, char** argv) { return nibble::kernels::cuda::run(argc, argv); }
+Result<MoeBenchReport> bench_moe(const MoeBenchOptions& options,
+                                 const std::function<void(const MoeBenchReport&)>& progress) {
+  NIBBLE_TRY(const MoeShape shape, parse_shape(options.shape));
+  NIBBLE_TRY(const LayerFormats formats, parse_formats(options.format));
+  NIBBLE_TRY(const Geometry geometry, parse_geometry(options.geometry));
+  NIBBLE_TRY(check_options(shape, formats, options));
+  try {
+    return run(shape, formats, geometry, options, progress);
+  } catch (const test::CheckAborted& e) {  // CUDA errors of the check material
+    return Error(Code::kInternal, e.what());
+  }
+}
+
+}  // namespace nibble::kernels::cuda

@@ -1,9 +1,6 @@
-// Correctness of the MoE layer on the GPU at hand; exit code 0 means all checks passed.
-//   moe_cuda_check [small] [nvfp4|mxfp4|mxfp8|bf16|fp8_block|nf3|mixed|groups|dense ...]
-// For every format and shape: unpack(pack(x)) is x; results against the double reference; equal
-// bits for all geometries, for every token alone, for compressed scales and over repeated runs.
-// `small`: few cases, for compute-sanitizer.
-#include <cstdio>
+// The MoE layer: for every format and shape unpack(pack(x)) is x; results against the double
+// reference; equal bits for all geometries, for every token alone, for compressed scales and over
+// repeated runs.
 #include <cstring>
 #include <memory>
 #include <random>
@@ -13,15 +10,11 @@
 namespace nibble::kernels::cuda {
 namespace {
 
-int failures = 0;
-int checks = 0;
-bool small = false;
-void expect(bool ok, const std::string& what) {
-  ++checks;
-  if (ok) return;
-  ++failures;
-  std::printf("FAILED %s\n", what.c_str());
-  std::fflush(stdout);
+using test::Checks;
+
+MoeShape shape_of(const char* text) { return must(parse_shape(text), "shape"); }
+LayerFormats formats_of(std::string_view text) {
+  return must(parse_formats(std::string(text)), "formats");
 }
 
 std::string name_of(const MoeShape& s, const LayerFormats& f) {
@@ -32,7 +25,7 @@ std::string name_of(const MoeShape& s, const LayerFormats& f) {
 }
 
 /// Random checkpoint planes -> pack -> unpack: the same bytes, negative scales included.
-void check_packing(const MoeShape& s, FormatId f) {
+void check_packing(Checks& checks, const MoeShape& s, FormatId f) {
   for (const Product product : {Product::kGateUp, Product::kDown}) {
     const bool down = product == Product::kDown;
     const int64_t rows = down ? s.hidden : s.inter, cols = down ? s.inter : s.hidden;
@@ -63,9 +56,9 @@ void check_packing(const MoeShape& s, FormatId f) {
     const auto half = static_cast<size_t>(down ? code_bytes : 2 * code_bytes);
     const auto scales = static_cast<size_t>(down ? scale_bytes : 2 * scale_bytes);
     const auto at = static_cast<size_t>(2 * code_bytes);
-    expect(std::memcmp(a.data(), b.data(), half) == 0 &&
-               std::memcmp(a.data() + at, b.data() + at, scales) == 0,
-           cat("unpack(pack) ", name_of(s, {f, f}), down ? " down" : " gate_up"));
+    checks.expect(std::memcmp(a.data(), b.data(), half) == 0 &&
+                      std::memcmp(a.data() + at, b.data() + at, scales) == 0,
+                  cat("unpack(pack) ", name_of(s, {f, f}), down ? " down" : " gate_up"));
   }
 }
 
@@ -121,7 +114,9 @@ struct TwoGroups {
 
 constexpr double kBound = 6e-3;
 
-void check_layer(const MoeShape& s, const LayerFormats& f, std::vector<int64_t> token_counts) {
+void check_layer(Checks& checks, const MoeShape& s, const LayerFormats& f,
+                 std::vector<int64_t> token_counts) {
+  const bool small = checks.quick();
   if (small) token_counts = {token_counts.front(), 9};
   const LayerWeights layer(s, f, 5);
   const MoeWeights view = layer.view();
@@ -139,33 +134,37 @@ void check_layer(const MoeShape& s, const LayerFormats& f, std::vector<int64_t> 
     const LayerInput input(s, tokens, static_cast<uint64_t>(tokens));
     const MoeArgs args = input.args(runner.y);
     const auto narrow = runner.run(weights, args, Geometry::kNarrow);
-    expect(same(narrow, runner.run(weights, args, Geometry::kWide).data()),
-           cat("narrow = wide ", name, " M", tokens));
+    checks.expect(same(narrow, runner.run(weights, args, Geometry::kWide).data()),
+                  cat("narrow = wide ", name, " M", tokens));
     if (tokens * s.top_k <= 32 && tokens <= 8 && f.gate_up == f.down) {
       for (const Geometry g : {Geometry::kFew, Geometry::kFewest}) {
-        expect(same(narrow, runner.run(weights, args, g).data()),
-               cat("narrow = few ", name, " M", tokens, " geometry ", static_cast<int>(g)));
+        checks.expect(same(narrow, runner.run(weights, args, g).data()),
+                      cat("narrow = few ", name, " M", tokens, " geometry ", static_cast<int>(g)));
       }
     }
     if (csf) {
       const MoeWeights packed = csf_layer->view();
-      for (const Geometry g : {Geometry::kAuto, Geometry::kNarrow, Geometry::kWide}) {
-        expect(same(narrow, runner.run({{&packed, 1}, nullptr}, args, g).data()),
-               cat("CSF = plain ", name, " M", tokens, " geometry ", static_cast<int>(g)));
+      for (const Geometry g : {Geometry::kAuto, Geometry::kNarrow, Geometry::kWide, Geometry::kFew,
+                               Geometry::kFewest}) {
+        const bool few = g == Geometry::kFew || g == Geometry::kFewest;
+        if (few && (tokens * s.top_k > 32 || tokens > 8 || f.gate_up != f.down)) continue;
+        checks.expect(same(narrow, runner.run({{&packed, 1}, nullptr}, args, g).data()),
+                      cat("CSF = plain ", name, " M", tokens, " geometry ", static_cast<int>(g)));
       }
     }
     for (const int64_t t : {int64_t{0}, tokens / 2, tokens - 1}) {
       const double error =
           relative_error(narrow.data() + t * s.hidden, reference_token(layer, input, t));
       worst = error > worst || error != error ? error : worst;
-      expect(error < kBound, cat("reference ", name, " M", tokens, " token ", t, ": ", error));
+      checks.within(error, kBound,
+                    cat("reference ", name, " M", tokens, " token ", t, ", relative error"));
       if (small) break;
     }
     // A token alone: the same bits.
     for (int64_t t = 0; t < tokens; t += tokens < 20 && !small ? 1 : 13) {
       const auto alone = runner.run(weights, token_of(s, input, runner.y, t), Geometry::kAuto);
-      expect(same(alone, narrow.data() + t * s.hidden),
-             cat("alone = batch ", name, " M", tokens, " token ", t));
+      checks.expect(same(alone, narrow.data() + t * s.hidden),
+                    cat("alone = batch ", name, " M", tokens, " token ", t));
     }
     // Something added last, also in place.
     DeviceBuffer add(tokens * s.hidden * 4);
@@ -180,36 +179,38 @@ void check_layer(const MoeShape& s, const LayerFormats& f, std::vector<int64_t> 
       const auto sum = download_floats(add, tokens * s.hidden);
       bool equal = true;
       for (size_t i = 0; i < sum.size(); ++i) equal = equal && sum[i] == narrow[i] + host[i];
-      expect(equal, cat("y + add ", name, " M", tokens));
+      checks.expect(equal, cat("y + add ", name, " M", tokens));
     }
   }
   for (const int64_t tokens : {token_counts.front(), token_counts.back()}) {
     const LayerInput input(s, tokens, 99);
     const MoeArgs args = input.args(runner.y);
     const auto first = runner.run(weights, args, Geometry::kAuto);
+    const int repeats = small ? 2 : checks.full() ? 100 : 10;
     int different = 0;
-    for (int i = 0; i < (small ? 2 : 100); ++i) {
+    for (int i = 0; i < repeats; ++i) {
       different += same(first, runner.run(weights, args, Geometry::kAuto).data()) ? 0 : 1;
     }
-    expect(different == 0, cat("100 repeats ", name, " M", tokens, ": ", different, " differ"));
+    checks.expect(different == 0,
+                  cat(repeats, " repeats ", name, " M", tokens, ": ", different, " differ"));
   }
-  std::printf("%-44s worst relative error %.2e\n", name.c_str(), worst);
-  std::fflush(stdout);
+  checks.line(cat("moe ", name, ": worst relative error ", worst));
 }
 
 /// Two groups of different formats against one launch of each alone: per-slot sums do not change.
-void check_groups(const MoeShape& half, const char* even_format, const char* odd_format) {
+void check_groups(Checks& checks, const MoeShape& half, const char* even_format,
+                  const char* odd_format) {
   MoeShape s = half;
   s.experts *= 2;
-  const LayerWeights even(half, parse_formats(even_format), 5),
-      odd(half, parse_formats(odd_format), 6);
+  const LayerWeights even(half, formats_of(even_format), 5), odd(half, formats_of(odd_format), 6);
   const TwoGroups groups(even, odd);
   for (const int64_t tokens : {1, 5, 33, 200}) {
     LayerInput input(s, tokens, static_cast<uint64_t>(tokens) + 7);
     Runner runner(s, tokens);
     const auto narrow = runner.run(groups.view(), input.args(runner.y), Geometry::kNarrow);
-    expect(same(narrow, runner.run(groups.view(), input.args(runner.y), Geometry::kWide).data()),
-           cat("groups narrow = wide M", tokens));
+    checks.expect(
+        same(narrow, runner.run(groups.view(), input.args(runner.y), Geometry::kWide).data()),
+        cat("groups narrow = wide M", tokens));
     // Token 0 by the reference: each group's experts alone, the others' weights zero.
     std::vector<double> sum(static_cast<size_t>(s.hidden), 0.0);
     for (int g = 0; g < 2; ++g) {
@@ -223,75 +224,73 @@ void check_groups(const MoeShape& half, const char* even_format, const char* odd
       for (size_t i = 0; i < y.size(); ++i) sum[i] += y[i];
     }
     const double error = relative_error(narrow.data(), sum);
-    expect(error < kBound, cat("groups reference M", tokens, ": ", error));
-    std::printf("groups %s and %s M%lld: error %.2e\n", even_format, odd_format,
-                static_cast<long long>(tokens), error);
+    checks.within(error, kBound, cat("groups reference M", tokens, ", relative error"));
+    checks.line(cat("groups ", even_format, " and ", odd_format, " M", tokens, ": error ", error));
   }
 }
 
-void check_format(const std::string& format) {
-  const LayerFormats f = parse_formats(format);
+void check_format(Checks& checks, std::string_view format) {
+  const bool small = checks.quick();
+  const LayerFormats f = formats_of(format);
   const bool big = format == "nvfp4" || format == "mxfp4";
   if (f.gate_up == f.down) {
     for (const char* shape : {"16,256,128,4", "8,320,96,3", "5,2880,2880,4"}) {
-      if (!small || shape[0] != '5') check_packing(parse_shape(shape), f.gate_up);
+      if (!small || shape[0] != '5') check_packing(checks, shape_of(shape), f.gate_up);
     }
   }
   if (small) {
-    check_layer(parse_shape("8,320,96,3"), f, {1, 9});
-    check_layer(parse_shape("1,512,256,1"), f, {1, 9});
+    check_layer(checks, shape_of("8,320,96,3"), f, {1, 9});
+    check_layer(checks, shape_of("1,512,256,1"), f, {1, 9});
     return;
   }
-  check_layer(parse_shape("16,256,128,4"), f, {1, 2, 3, 7, 8, 9, 17, 33, 64, 129, 300});
-  check_layer(parse_shape("8,320,96,3"), f, {1, 5, 31, 300});
-  check_layer(parse_shape("1,512,256,1"), f, {1, 4, 8, 9, 16, 17, 300});  // dense
-  MoeShape clamped = parse_shape("16,256,192,4");
+  if (!checks.full()) {
+    check_layer(checks, shape_of("16,256,128,4"), f, {1, 2, 3, 7, 8, 9, 17, 33, 64, 129, 256});
+    check_layer(checks, shape_of("1,512,256,1"), f, {1, 4, 9, 17, 256});  // dense
+    check_layer(checks, shape_of("16,2048,768,8"), f, {1, 2, 4, 256});
+    return;
+  }
+  check_layer(checks, shape_of("16,256,128,4"), f, {1, 2, 3, 7, 8, 9, 17, 33, 64, 129, 300});
+  check_layer(checks, shape_of("8,320,96,3"), f, {1, 5, 31, 300});
+  check_layer(checks, shape_of("1,512,256,1"), f, {1, 4, 8, 9, 16, 17, 300});  // dense
+  MoeShape clamped = shape_of("16,256,192,4");
   clamped.activation = Activation::kSiluLimit;
   clamped.limit = 0.8f;
-  check_layer(clamped, f, {1, 20, 300});
+  check_layer(checks, clamped, f, {1, 20, 300});
   clamped.activation = Activation::kGptOss;  // with biases
   clamped.alpha = 1.702f;
-  check_layer(clamped, f, {1, 20, 300});
+  check_layer(checks, clamped, f, {1, 20, 300});
   if (big) {
-    check_layer(parse_shape("16,4096,2048,8"), f, {1, 3, 7, 64, 300});
-    check_layer(parse_shape("16,2560,640,10"), f, {1, 3, 7, 300});
-    check_layer(parse_shape("16,6144,256,8"), f, {1, 7, 300});
-    check_layer(parse_shape("16,2880,2880,4"), f, {1, 7, 300});
-    check_layer(parse_shape("32,2048,768,8"), f, {1, 2, 4, 300});
+    check_layer(checks, shape_of("16,4096,2048,8"), f, {1, 3, 7, 64, 300});
+    check_layer(checks, shape_of("16,2560,640,10"), f, {1, 3, 7, 300});
+    check_layer(checks, shape_of("16,6144,256,8"), f, {1, 7, 300});
+    check_layer(checks, shape_of("16,2880,2880,4"), f, {1, 7, 300});
+    check_layer(checks, shape_of("32,2048,768,8"), f, {1, 2, 4, 300});
   } else {
-    check_layer(parse_shape("16,2048,768,8"), f, {1, 4, 300});
+    check_layer(checks, shape_of("16,2048,768,8"), f, {1, 4, 300});
   }
 }
 
-int run(int argc, char** argv) {
-  std::vector<std::string> formats;
-  for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]) == "small") {
-      small = true;
-    } else {
-      formats.emplace_back(argv[i]);
-    }
-  }
-  if (formats.empty()) {
-    formats = {"nvfp4", "mxfp4", "mxfp8", "bf16", "fp8_block", "nf3", "mixed", "groups"};
-  }
-  for (const std::string& format : formats) {
-    if (format == "mixed") {
-      check_layer(parse_shape("16,256,128,4"), parse_formats("nvfp4+mxfp8"), {1, 9, 300});
-      check_layer(parse_shape("16,512,256,4"), parse_formats("mxfp4+bf16"), {1, 9, 300});
-      check_layer(parse_shape("16,512,256,4"), parse_formats("nf3+fp8_block"), {1, 9, 300});
-    } else if (format == "groups") {
-      check_groups(parse_shape("8,512,256,4"), "nvfp4", "mxfp8");
-      check_groups(parse_shape("8,512,256,4"), "nf3+nvfp4", "fp8_block");
-    } else {
-      check_format(format);
-    }
-  }
-  std::printf("%d checks, %d failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+/// Gate and up of one format, down of another.
+void check_mixed(Checks& checks) {
+  const int64_t most = checks.full() ? 300 : 256;
+  check_layer(checks, shape_of("16,256,128,4"), formats_of("nvfp4+mxfp8"), {1, 9, most});
+  check_layer(checks, shape_of("16,512,256,4"), formats_of("mxfp4+bf16"), {1, 9, most});
+  check_layer(checks, shape_of("16,512,256,4"), formats_of("nf3+fp8_block"), {1, 9, most});
 }
 
 }  // namespace
-}  // namespace nibble::kernels::cuda
 
-int main(int argc, char** argv) { return nibble::kernels::cuda::run(argc, argv); }
+CheckSummary check_moe(const CheckOptions& options, std::ostream& out) {
+  return test::run_checks(options, out, [&](Checks& checks) {
+    if (options.format == "mixed") {
+      check_mixed(checks);
+    } else if (options.format == "groups") {
+      check_groups(checks, shape_of("8,512,256,4"), "nvfp4", "mxfp8");
+      check_groups(checks, shape_of("8,512,256,4"), "nf3+nvfp4", "fp8_block");
+    } else {
+      check_format(checks, options.format);
+    }
+  });
+}
+
+}  // namespace nibble::kernels::cuda

@@ -18,20 +18,19 @@
 //
 // Roles in a CTA: warp 0 takes items and streams weights into the ring; it runs ahead, also over
 // the wait for h, so that weights keep coming from memory between the products. Warp 1 streams
-// activations, warp 2 (compressed scales only) expands scales. kGroups warpgroups multiply, one row
-// block each.
+// activations. kGroups warpgroups multiply, one row block each.
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/stream_multiply.cuh"
-#include "kernels/cuda/stream_scales.cuh"
 
 namespace nibble::kernels::cuda {
 
 /// A group's row block of an item, from the ring to memory.
 template <typename G, int kTokens>
 __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem& item,
-                                         Ring<G>& ring, int group, int warp, int lane) {
+                                         const uint8_t* bases, Ring<G>& ring, int group, int warp,
+                                         int lane) {
   float acc[kTokens / 2];
   const bool down = uniform(item.product) == static_cast<int>(Product::kDown);
   const int chunk_count = uniform(item.chunk_count);
@@ -39,11 +38,16 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
   const LevelTable table = level_table((down ? args.weights.down : args.weights.gate_up).levels);
   const float factor = (down ? args.weights.down_factor : args.weights.gate_factor)[item.expert];
   const float up_factor = args.weights.up_factor[item.expert];
+  RowScales<G> rows{args, item};
+  if constexpr (G::kCsf) {
+    ring.wait_full();
+    rows.start(bases, group, warp, lane);
+  }
   if constexpr (G::kWarpMma) {
-    multiply_by_warps<G, kTokens>(acc, ring, table, group, chunk_count, warp, lane);
+    multiply_by_warps<G, kTokens>(acc, ring, rows, table, group, chunk_count, warp, lane);
   } else {
 #if defined(NIBBLE_HAS_WGMMA)
-    multiply<G, kTokens>(acc, ring, table, group, chunk_count, warp, lane);
+    multiply<G, kTokens>(acc, ring, rows, table, group, chunk_count, warp, lane);
 #else
     __trap();  // moe_layer() does not launch this geometry here
 #endif
@@ -75,29 +79,31 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
 /// The smallest multiple of 16 tokens, from kTokens on, that holds the item's `rows`.
 template <typename G, int kTokens>
 __device__ __forceinline__ void run_wide_item(const StreamArgs& args, const WorkItem& item,
-                                              Ring<G>& ring, int group, int warp, int lane,
-                                              int rows) {
+                                              const uint8_t* bases, Ring<G>& ring, int group,
+                                              int warp, int lane, int rows) {
   if constexpr (kTokens < G::kTileTokens) {
     if (rows > kTokens) {
-      run_wide_item<G, kTokens + 16>(args, item, ring, group, warp, lane, rows);
+      run_wide_item<G, kTokens + 16>(args, item, bases, ring, group, warp, lane, rows);
       return;
     }
   }
-  run_item<G, kTokens>(args, item, ring, group, warp, lane);
+  run_item<G, kTokens>(args, item, bases, ring, group, warp, lane);
 }
 
 template <typename G>
-__device__ __forceinline__ void run_item_of(const StreamArgs& args, const WorkItem& item,
+__device__ __forceinline__ void run_item_of(const StreamArgs& args, const ItemQueue<G>& queue,
                                             Ring<G>& ring, int group, int warp, int lane) {
+  const WorkItem& item = queue.item();
+  const uint8_t* bases = queue.bases();
   const int n = uniform(item.rows);
   if constexpr (G::kWarpMma) {
     if (G::kTileTokens == 8 || n <= 8) {
-      run_item<G, 8>(args, item, ring, group, warp, lane);
+      run_item<G, 8>(args, item, bases, ring, group, warp, lane);
     } else {
-      run_item<G, 16>(args, item, ring, group, warp, lane);
+      run_item<G, 16>(args, item, bases, ring, group, warp, lane);
     }
   } else {
-    run_wide_item<G, 16>(args, item, ring, group, warp, lane, n);
+    run_wide_item<G, 16>(args, item, bases, ring, group, warp, lane, n);
   }
 }
 
@@ -132,7 +138,7 @@ __device__ __forceinline__ void consume(const StreamArgs& args, int group, int w
         reinterpret_cast<float*>(slots + G::kTileTokens)[thread] =
             args.router_weights == nullptr ? 1.0f : args.router_weights[slot];
       }
-      run_item_of<G>(args, item, ring, group, warp, lane);
+      run_item_of<G>(args, queue, ring, group, warp, lane);
     }
     if (warp == 0 && lane == 0) mbarrier_arrive(queue.empty());
     queue.advance();
@@ -149,12 +155,11 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
   if (threadIdx.x == 0) {
     for (int i = 0; i < G::kStages; ++i) {
       mbarrier_init(smem + G::kFull + 8 * i, 1 + G::kXArrivals);
-      mbarrier_init(smem + G::kLanded + 8 * i, 1);
       mbarrier_init(smem + G::kEmpty + 8 * i, G::kGroups * 4);
     }
     for (int i = 0; i < kItemSlots; ++i) {
       mbarrier_init(smem + G::kItemFull + 8 * i, 1);
-      mbarrier_init(smem + G::kItemEmpty + 8 * i, G::kGroups + (G::kCsf ? 2 : 1));
+      mbarrier_init(smem + G::kItemEmpty + 8 * i, G::kGroups + 1);
     }
     mbarrier_init_fence();
   }
@@ -176,8 +181,6 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
       produce_weights<G>(args, lane);
     } else if (warp == G::kGroups * 4 + 1) {
       produce_activations<G>(args, lane);
-    } else if (G::kCsf && warp == G::kGroups * 4 + 2) {
-      if constexpr (G::kCsf) expand_stages<G>(args, lane);
     }
   }
 #endif

@@ -1,18 +1,18 @@
 #include <algorithm>
+#include <atomic>
 
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/norm_route.cuh"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/router_choice.cuh"
+#include "kernels/cuda/router_dot.cuh"
 
 namespace nibble::kernels::cuda {
 namespace {
 
-constexpr int kQuarters = 4;
 // Up to this many rows a cluster of CTAs takes one row each; the weights come again from the L2.
 constexpr int kClusterRows = 16;
-
-constexpr int kStepColumns = 128;  // a warp takes this many columns at a time, four a lane
 
 struct RouterArgs {
   const uint8_t* matrix;
@@ -42,37 +42,6 @@ struct RouterGeometry {
   static constexpr int kPartFloats = tiles * kQuarters * kValues * 32;
 };
 
-/// Four weights as they are stored.
-template <bool bf16>
-struct RawWeights {
-  uint4 v;
-  __device__ __forceinline__ void load(const uint8_t* row, int column) {
-    if constexpr (bf16) {
-      const uint2 two = __ldg(reinterpret_cast<const uint2*>(row + column * 2));
-      v.x = two.x;
-      v.y = two.y;
-    } else {
-      v = __ldg(reinterpret_cast<const uint4*>(row + column * 4));
-    }
-  }
-  __device__ __forceinline__ float4 value() const {
-    if constexpr (bf16) {
-      return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF0000u),
-                         __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xFFFF0000u));
-    } else {
-      return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                         __uint_as_float(v.w));
-    }
-  }
-};
-
-__device__ __forceinline__ float dot4(const float4& a, const float4& b, float acc) {
-  acc = __fmaf_rn(a.x, b.x, acc);
-  acc = __fmaf_rn(a.y, b.y, acc);
-  acc = __fmaf_rn(a.z, b.z, acc);
-  return __fmaf_rn(a.w, b.w, acc);
-}
-
 /// Sums every value over the lanes, halves of the values at a time: afterwards v[0 .. max(n / 32,
 /// 1)) are sums; returns the index of v[0]. Same additions as a butterfly over 16, 8, 4, 2, 1.
 template <int n>
@@ -99,26 +68,6 @@ __device__ __forceinline__ int sum_over_lanes(float (&v)[n], int lane) {
 }
 
 extern __shared__ __align__(16) float router_smem[];
-
-#if defined(NIBBLE_HAS_BULK_COPY)
-__device__ __forceinline__ int cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-/// To the same place in the shared memory of the cluster's first CTA.
-__device__ __forceinline__ void store_in_first_cta(float* p, float v) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(smem_address(p)));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
-}
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#endif
 
 /// One tile's quarter sums, 32 lanes' each, to shared memory: parts[tile][quarter][value][lane].
 template <typename G>
@@ -283,7 +232,7 @@ __global__ void __launch_bounds__(G::kWarps * 32, G::kWarps == 8 ? 2 : 1)
       if (args.bias != nullptr) sum += __ldg(args.bias + expert);
 #if defined(NIBBLE_HAS_BULK_COPY)
       if constexpr (G::kCluster > 1) {
-        store_in_first_cta(row_logits + expert, sum);
+        cluster_store(cluster_address(smem_address(row_logits + expert), 0), sum);
         if (!args.keep_logits) return;
       }
 #endif
@@ -342,20 +291,9 @@ cudaError_t launch(const RouterArgs& args, cudaStream_t stream) {
     return launch_overlapped(router_kernel<G>, pieces * row_tiles, G::kWarps * 32,
                              static_cast<size_t>(floats) * 4, stream, args);
   } else {
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = G::kCluster;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(G::kCluster * row_tiles));
-    config.blockDim = dim3(G::kWarps * 32);
-    config.dynamicSmemBytes = static_cast<size_t>(floats) * 4;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, router_kernel<G>, args);
+    return launch_overlapped_clusters(router_kernel<G>, G::kCluster * row_tiles, G::kCluster,
+                                      G::kWarps * 32, static_cast<size_t>(floats) * 4, stream,
+                                      args);
   }
 }
 
@@ -396,6 +334,34 @@ Result<void> check(const RouterWeight& w, const RouterParams& p, int64_t x_strid
   return {};
 }
 
+ChoiceParams choice_params(const RouterParams& p) {
+  return {p.score,
+          static_cast<int>(p.experts),
+          static_cast<int>(p.top_k),
+          static_cast<int>(p.groups),
+          static_cast<int>(p.top_groups),
+          p.normalize,
+          p.scaling,
+          p.correction_bias};
+}
+
+/// Rows of clusters of 16 CTAs; more rows fill the GPU with clusters of 8.
+constexpr int64_t kWideClusterRows = 8;
+constexpr int kMaxDevices = 64;
+
+template <bool bf16>
+cudaError_t launch_norm_route(const NormRouteLaunch& args, int device, cudaStream_t stream) {
+  using Wide = NormRouteGeometry<bf16, 2, 16>;
+  static std::atomic<int8_t> wide_fits[kMaxDevices];  // 0 not asked, 1 yes, 2 no
+  bool wide = args.rows <= kWideClusterRows && device < kMaxDevices;
+  if (wide) {
+    if (wide_fits[device] == 0) wide_fits[device] = norm_route_fits<Wide>() ? 1 : 2;
+    wide = wide_fits[device] == 1;
+  }
+  return wide ? launch_norm_route<Wide>(args, stream)
+              : launch_norm_route<NormRouteGeometry<bf16, 4, 8>>(args, stream);
+}
+
 }  // namespace
 
 int64_t router_scratch_bytes(int64_t max_rows, int64_t experts) {
@@ -425,14 +391,7 @@ Result<void> route(const RouterWeight& weight, const RouterParams& params, const
   args.keep_logits = logits != nullptr;
   args.rows = static_cast<int>(rows);
   args.hidden = static_cast<int>(weight.hidden);
-  args.choice = {params.score,
-                 static_cast<int>(params.experts),
-                 static_cast<int>(params.top_k),
-                 static_cast<int>(params.groups),
-                 static_cast<int>(params.top_groups),
-                 params.normalize,
-                 params.scaling,
-                 params.correction_bias};
+  args.choice = choice_params(params);
   int device = 0, major = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) {
@@ -444,6 +403,51 @@ Result<void> route(const RouterWeight& weight, const RouterParams& params, const
   }
   if (e != cudaSuccess) {
     return Error(Code::kInternal, cat("router kernel: ", cudaGetErrorString(e)));
+  }
+  return {};
+}
+
+Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
+                        const RouterParams& params, void* scratch, int32_t* ids, float* weights,
+                        cudaStream_t stream, NormRoutePath path) {
+  if (norm.hidden != weight.hidden || norm.normed_f32 == nullptr) {
+    return Error(Code::kInvalidArgument,
+                 cat("norm_route: ", norm.hidden, " columns for a matrix of ", weight.hidden,
+                     ", or normed_f32 is null"));
+  }
+  int device = 0, major = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) {
+    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (e != cudaSuccess) return Error(Code::kInternal, cudaGetErrorString(e));
+  if (path != NormRoutePath::kFused || norm.rows > kClusterRows ||
+      norm.hidden > kMaxNormRouteHidden || major < 9) {
+    NIBBLE_TRY(add_rms_norm(norm, stream));
+    return route(weight, params, norm.normed_f32, 0, norm.rows, scratch, ids, weights, stream);
+  }
+  NIBBLE_TRY(check(weight, params, norm.hidden, norm.rows));
+  if (weight.rows == nullptr || norm.residual == nullptr || norm.weight == nullptr ||
+      norm.normed == nullptr || ids == nullptr || weights == nullptr) {
+    return Error(Code::kInvalidArgument, "norm_route: a required pointer is null");
+  }
+  NormRouteLaunch args = {};
+  args.residual = norm.residual;
+  args.delta = norm.delta;
+  args.norm_weight = norm.weight;
+  args.eps = norm.eps;
+  args.normed = static_cast<uint8_t*>(norm.normed);
+  args.matrix = static_cast<const uint8_t*>(weight.rows);
+  args.bias = weight.bias;
+  args.ids = ids;
+  args.weights = weights;
+  args.rows = static_cast<int>(norm.rows);
+  args.hidden = static_cast<int>(norm.hidden);
+  args.choice = choice_params(params);
+  e = weight.format == formats::FormatId::kBf16 ? launch_norm_route<true>(args, device, stream)
+                                                : launch_norm_route<false>(args, device, stream);
+  if (e != cudaSuccess) {
+    return Error(Code::kInternal, cat("norm_route kernel: ", cudaGetErrorString(e)));
   }
   return {};
 }

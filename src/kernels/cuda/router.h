@@ -8,6 +8,7 @@
 
 #include "base/result.h"
 #include "formats/block_format.h"
+#include "kernels/cuda/rows.h"
 #include "kernels/router/router.h"
 
 namespace nibble::kernels::cuda {
@@ -46,5 +47,17 @@ int64_t router_scratch_bytes(int64_t max_rows, int64_t experts);
 Result<void> route(const RouterWeight& weight, const RouterParams& params, const float* x,
                    int64_t x_stride, int64_t rows, void* scratch, int32_t* ids, float* weights,
                    cudaStream_t stream, float* logits = nullptr);
+
+/// How norm_route() runs; the result's bits do not depend on it. kAuto is kTwoKernels until kFused
+/// has run in a whole model: so far it was checked by itself.
+enum class NormRoutePath : uint8_t { kAuto, kTwoKernels, kFused };
+
+/// add_rms_norm(norm) and route() of its FP32 result, same bits. kFused: one kernel for up to 16
+/// rows of up to 4096 columns (from Hopper on), otherwise the two. norm.hidden is the matrix's.
+/// norm.normed_f32 is needed and holds anything afterwards. norm.weight, like the matrix and its
+/// biases, may be read before the stream's previous kernel has ended.
+Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
+                        const RouterParams& params, void* scratch, int32_t* ids, float* weights,
+                        cudaStream_t stream, NormRoutePath path = NormRoutePath::kAuto);
 
 }  // namespace nibble::kernels::cuda

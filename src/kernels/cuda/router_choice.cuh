@@ -115,16 +115,94 @@ __device__ __forceinline__ uint64_t best_key(const uint64_t* keys, int experts, 
   return best;
 }
 
-/// logits [experts] -> ids and weights [top_k] in global memory. `smem`: choice_floats floats.
-/// kFar: the logits were written by other CTAs to global memory, otherwise they are in shared.
+/// softmax_in_place of values in registers: lane l holds v[i] of index 32 i + l. Same bits.
+template <int n>
+__device__ __forceinline__ void softmax_of_lanes(float (&v)[n], int count, int lane) {
+  float peak = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    if (32 * i + lane < count) peak = fmaxf(peak, v[i]);
+  }
+  peak = warp_max(peak);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    if (32 * i + lane < count) sum += expf(fmaxf(v[i], -INFINITY) - peak);
+  }
+  sum = warp_sum(sum);
+#pragma unroll
+  for (int i = 0; i < n; ++i) v[i] = expf(v[i] - peak) / sum;
+}
+
+/// The choice among up to 32 n experts without groups, in registers. Writes ids (ascending) and
+/// `chosen`, their scores.
+template <int n>
+__device__ __forceinline__ void choose_in_registers(const ChoiceParams& p, const float* logits,
+                                                    int lane, int32_t* ids, float* chosen) {
+  float score[n];
+  uint32_t key[n], taken = 0;  // keys: 0 for nothing or taken, 1 for NaN, else ordered
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int e = 32 * i + lane;
+    score[i] = 0.0f;
+    if (e >= p.experts) continue;
+    const float v = logits[e];
+    score[i] = p.score == RouterScore::kSigmoid ? 1.0f / (1.0f + expf(0.0f - v)) : v;
+  }
+  if (p.score == RouterScore::kSoftmax) softmax_of_lanes(score, p.experts, lane);
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int e = 32 * i + lane;
+    key[i] = 0;
+    if (e >= p.experts) continue;
+    const float biased = p.correction_bias == nullptr ? score[i] : score[i] + p.correction_bias[e];
+    key[i] = biased == biased ? ordered_bits(biased) : 1u;
+  }
+  for (int round = 0; round < p.top_k; ++round) {
+    uint32_t mine = key[0];
+    int place = 0;
+#pragma unroll
+    for (int i = 1; i < n; ++i) {
+      if (key[i] > mine) {
+        mine = key[i];
+        place = i;
+      }
+    }
+    const uint32_t top = __reduce_max_sync(~0u, mine);
+    bool winner = mine == top;
+    if (const uint32_t equal = __ballot_sync(~0u, winner); (equal & (equal - 1)) != 0) {
+      const auto e = static_cast<uint32_t>(32 * place + lane);
+      winner = e == __reduce_min_sync(~0u, winner ? e : 1024u);
+    }
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      if (winner && i == place) key[i] = 0;
+    }
+    if (winner) taken |= 1u << place;
+  }
+  int before = 0;  // chosen experts of smaller id
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const bool mine = (taken >> i & 1) != 0;
+    const uint32_t all = __ballot_sync(~0u, mine);
+    if (mine) {
+      const int place = before + __popc(all & ((1u << lane) - 1));
+      ids[place] = 32 * i + lane;
+      chosen[place] = score[i];
+    }
+    before += __popc(all);
+  }
+  __syncwarp();
+}
+
+/// The general choice in shared memory, for any number of experts and groups.
 template <bool kFar>
-__device__ __forceinline__ void choose_experts(const ChoiceParams& p, const float* logits,
-                                               float* smem, int lane, int32_t* ids,
-                                               float* weights) {
+__device__ __forceinline__ void choose_in_memory(const ChoiceParams& p, const float* logits,
+                                                 float* smem, int lane, int32_t* ids,
+                                                 float* chosen) {
   auto* keys = reinterpret_cast<uint64_t*>(smem);
   float* scores = smem + 2 * p.experts;
   float* biased = scores + p.experts;
-  float* chosen = biased + p.experts;
   for (int e = lane; e < p.experts; e += 32) {
     const float v = kFar ? __ldcg(logits + e) : logits[e];
     scores[e] = p.score == RouterScore::kSigmoid ? 1.0f / (1.0f + expf(0.0f - v)) : v;
@@ -174,11 +252,29 @@ __device__ __forceinline__ void choose_experts(const ChoiceParams& p, const floa
     chosen[place[1]] = scores[second];
   }
   __syncwarp();
+}
+
+/// logits [experts] -> ids and weights [top_k] in global memory. `smem`: choice_floats floats.
+/// kFar: the logits were written by other CTAs to global memory, otherwise they are in shared.
+template <bool kFar>
+__device__ __forceinline__ void choose_experts(const ChoiceParams& p, const float* logits,
+                                               float* smem, int lane, int32_t* ids,
+                                               float* weights) {
+  float* chosen = smem + 4 * p.experts;
+  // With far logits there are many rows, and registers are dearer than the last microsecond.
+  if (!kFar && p.top_groups == p.groups && p.experts <= 128) {
+    choose_in_registers<4>(p, logits, lane, ids, chosen);
+  } else if (!kFar && p.top_groups == p.groups && p.experts <= 256) {
+    choose_in_registers<8>(p, logits, lane, ids, chosen);
+  } else {
+    choose_in_memory<kFar>(p, logits, smem, lane, ids, chosen);
+  }
   float sum = 1.0f;
   if (p.score == RouterScore::kSoftmaxSelected) {
     softmax_in_place(chosen, p.top_k, lane);
   } else if (p.normalize) {
     sum = 0.0f;
+#pragma unroll 8
     for (int n = 0; n < p.top_k; ++n) sum += chosen[n];
     sum += 1e-20f;
   }

@@ -1,18 +1,15 @@
 // Embedding and RMSNorm of rows: one CTA per row. The number of threads and the order of summation
 // depend on the hidden size alone.
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
-
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/norm_row.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rows.h"
 
 namespace nibble::kernels::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512;
 constexpr int kMaxQuads = 8;  // float4 of a row that a thread holds, at most
 constexpr int kEmbedThreads = 256;
 
@@ -57,29 +54,8 @@ struct NormLaunch {
   float* normed_f32;
 };
 
-/// Sum over the CTA in one order: lanes by halving, then warps by halving.
-__device__ __forceinline__ float block_sum(float v, float* shared) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
-  if (lane == 0) shared[warp] = v;
-  __syncthreads();
-  v = lane < static_cast<int>(blockDim.x) / 32 ? shared[lane] : 0.0f;
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
-  return v;
-}
-
-__device__ __forceinline__ float4 add4(const float4& a, const float4& b) {
-  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
-                     __fadd_rn(a.w, b.w));
-}
-__device__ __forceinline__ float scaled(float x, float inverse, float weight) {
-  return __fmul_rn(__fmul_rn(x, inverse), weight);
-}
-
 template <int kQuads>
-__global__ void __launch_bounds__(kMaxThreads) norm_kernel(const NormLaunch a) {
+__global__ void __launch_bounds__(kMaxNormThreads) norm_kernel(const NormLaunch a) {
   __shared__ float shared[32];
   const int quads = static_cast<int>(a.hidden / 4), threads = static_cast<int>(blockDim.x);
   const int tid = static_cast<int>(threadIdx.x);
@@ -107,24 +83,16 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const NormLaunch a) {
         reinterpret_cast<float4*>(a.residual_out + row * a.hidden)[at] = x[i];
       }
     }
-    sum = __fmaf_rn(x[i].x, x[i].x, sum);
-    sum = __fmaf_rn(x[i].y, x[i].y, sum);
-    sum = __fmaf_rn(x[i].z, x[i].z, sum);
-    sum = __fmaf_rn(x[i].w, x[i].w, sum);
+    sum = add_squares(sum, x[i]);
   }
-  const float mean = __fdiv_rn(block_sum(sum, shared), static_cast<float>(a.hidden));
-  const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, a.eps)));
+  const float inverse = inverse_norm(block_sum(sum, threads / 32, shared), a.hidden, a.eps);
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const int at = tid + i * threads;
     if (at >= quads) continue;
-    float4 v =
-        make_float4(scaled(x[i].x, inverse, weight[i].x), scaled(x[i].y, inverse, weight[i].y),
-                    scaled(x[i].z, inverse, weight[i].z), scaled(x[i].w, inverse, weight[i].w));
+    float4 v = scale4(x[i], inverse, weight[i]);
     if (row < 0) v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
-    reinterpret_cast<uint2*>(a.normed + out_row * a.hidden)[at] =
-        *reinterpret_cast<const uint2*>(pair);
+    reinterpret_cast<uint2*>(a.normed + out_row * a.hidden)[at] = bf16_quad(v);
     if (a.normed_f32 != nullptr) {
       reinterpret_cast<float4*>(a.normed_f32 + out_row * a.hidden)[at] = v;
     }
@@ -138,13 +106,13 @@ Result<void> launched(const char* what, cudaError_t error) {
 
 Result<void> launch_norm(const char* what, const NormLaunch& a, int64_t rows, cudaStream_t stream) {
   const int64_t quads = a.hidden / 4;
-  if (rows < 1 || a.hidden < 4 || a.hidden % 4 != 0 || quads > kMaxThreads * kMaxQuads ||
+  if (rows < 1 || a.hidden < 4 || a.hidden % 4 != 0 || quads > kMaxNormThreads * kMaxQuads ||
       a.residual == nullptr || a.weight == nullptr || a.normed == nullptr) {
     return Error(Code::kInvalidArgument,
                  cat(what, ": rows ", rows, ", hidden ", a.hidden, " (a multiple of 4 up to ",
-                     4 * kMaxThreads * kMaxQuads, "), or a required pointer is null"));
+                     4 * kMaxNormThreads * kMaxQuads, "), or a required pointer is null"));
   }
-  const int threads = static_cast<int>(std::min<int64_t>((quads + 31) / 32 * 32, kMaxThreads));
+  const int threads = norm_threads(static_cast<int>(quads));
   const int64_t each = (quads + threads - 1) / threads;
   const auto kernel = each == 1   ? norm_kernel<1>
                       : each == 2 ? norm_kernel<2>

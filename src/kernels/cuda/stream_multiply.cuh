@@ -2,9 +2,11 @@
 // with wgmma for many tokens, once with mma.sync for few. Both add the products in the same order.
 #pragma once
 
+#include <utility>
+
 #include "kernels/cuda/dequant.cuh"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/stream_pipeline.cuh"
+#include "kernels/cuda/stream_scales.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace nibble::kernels::cuda {
@@ -26,18 +28,18 @@ __device__ __forceinline__ void add_scaled(float (&acc)[kRegisters], const float
 /// second set of A registers and so half the warpgroups: measured slower, see docs/results.)
 template <typename G, int kTokens>
 __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& ring,
-                                         const LevelTable& table, int group, int chunk_count,
-                                         int warp, int lane) {
+                                         const RowScales<G>& rows, const LevelTable& table,
+                                         int group, int chunk_count, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   int sub = 0;  // chunk inside the stage
 #pragma unroll 1
   for (int chunk = 0; chunk < chunk_count; ++chunk) {
     if (sub == 0) ring.wait_full();
-    TileFragment<G::kFormat> fragment;
-    if constexpr (G::kFormat == FormatId::kNf3) fragment.table = table;
-    const int tile = group * G::kStageChunks + sub;
-    fragment.load(ring.codes(tile), ring.scales(tile), warp, lane);
+    TileWeights<G> weights;
+    weights.load(ring.tile(group * G::kStageChunks + sub), table, warp, lane);
+    weights.finish(rows, chunk, warp, lane);
+    const TileFragment<G::kFormat>& fragment = weights.fragment;
     const uint64_t b =
         chunk_descriptor(ring.x() + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes));
     uint32_t a[4][4];
@@ -76,14 +78,13 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
 /// What a warp needs of one chunk, in registers: its 16 rows of weights and all tokens.
 template <typename G, int kTokens>
 struct ChunkOperands {
-  TileFragment<G::kFormat> weights;
+  TileWeights<G> weights;
   uint32_t tokens[kTokens / 8][2][4];
 
   /// `x` is the lane's ldmatrix address (see multiply_by_warps).
-  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scales, uint32_t x,
-                                       const LevelTable& table, int warp, int lane) {
-    if constexpr (G::kFormat == FormatId::kNf3) weights.table = table;
-    weights.load(codes, scales, warp, lane);
+  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, const LevelTable& table,
+                                       int warp, int lane) {
+    weights.load(tile, table, warp, lane);
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
       load_matrices(tokens[i][0], x + static_cast<uint32_t>(1024 * i));
@@ -93,7 +94,7 @@ struct ChunkOperands {
   template <int j>
   __device__ __forceinline__ void multiply_step(float (&acc)[kTokens / 2]) const {
     uint32_t a[4];
-    weights.template step<j>(a);
+    weights.fragment.template step<j>(a);
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
       mma_m16n8k16(&acc[4 * i], a, tokens[i][j / 2][j % 2 * 2], tokens[i][j / 2][j % 2 * 2 + 1]);
@@ -111,7 +112,7 @@ struct ChunkOperands {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0.0f;
       multiply_steps(sum);
-      add_scaled(acc, sum, weights.scales);
+      add_scaled(acc, sum, weights.fragment.scales);
     } else {
       multiply_steps(acc);
     }
@@ -124,8 +125,8 @@ struct ChunkOperands {
 /// multiplied, also across stages: with one token a warp is bound by the latency of this chain.
 template <typename G, int kTokens>
 __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Ring<G>& ring,
-                                                  const LevelTable& table, int group,
-                                                  int chunk_count, int warp, int lane) {
+                                                  const RowScales<G>& rows, const LevelTable& table,
+                                                  int group, int chunk_count, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   constexpr int kChunks = G::kStageChunks;
@@ -133,8 +134,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
   // Lanes 8 m .. 8 m + 7 point at the eight tokens of 16-byte unit m (and 4 + m: address ^ 64).
   const uint32_t x_lane = static_cast<uint32_t>(lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16);
   auto load = [&](ChunkOperands<G, kTokens>& operands, int sub) {
-    const int tile = group * kChunks + sub;
-    operands.load(ring.codes(tile), ring.scales(tile),
+    operands.load(ring.tile(group * kChunks + sub),
                   ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes),
                   table, warp, lane);
   };
@@ -151,9 +151,9 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
 #pragma unroll 1
   for (int stage = 0; stage < full_stages; ++stage) {
     const uint32_t empty = ring.empty();
-#pragma unroll
-    for (int sub = 0; sub < kChunks; ++sub) {
-      if (sub + 1 < kChunks) {
+    auto run_chunk = [&]<int sub>() __attribute__((always_inline)) {
+      operands[sub % 2].weights.finish(rows, stage * kChunks + sub, warp, lane);
+      if constexpr (sub + 1 < kChunks) {
         load(operands[(sub + 1) % 2], sub + 1);
       } else {
         ring.advance();
@@ -163,7 +163,12 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
         }
       }
       operands[sub % 2].multiply(acc);
+    };
+    // Not a loop: around the loop over exceptions one is unrolled too late for registers.
+    [&]<int... sub>(std::integer_sequence<int, sub...>) __attribute__((always_inline)) {
+      (run_chunk.template operator()<sub>(), ...);
     }
+    (std::make_integer_sequence<int, kChunks>{});
     release(empty);
   }
   if (rest != 0) {
@@ -171,6 +176,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
 #pragma unroll 1
     for (int sub = 0; sub < rest; ++sub) {
       load(operands[0], sub);
+      operands[0].weights.finish(rows, full_stages * kChunks + sub, warp, lane);
       operands[0].multiply(acc);
     }
     release(ring.empty());

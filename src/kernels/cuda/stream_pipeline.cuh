@@ -8,9 +8,9 @@
 namespace nibble::kernels::cuda {
 
 constexpr int kItemSlots = 8;
-constexpr int kAheadSlots = 6;  // stages whose exceptions may be on their way (stream_scales.cuh)
 constexpr int kMaxStages = 16;
 constexpr int kSmemPerSm = 227 * 1024;
+constexpr int kBlockBasesBytes = 64;  // CSF bases of a row block
 
 struct WorkItem {
   int product;  // Product, or -1: no more work
@@ -42,37 +42,32 @@ struct StreamGeometry {
   static constexpr int kTileTokens = tile_tokens;
   static constexpr int kStageChunks = stage_chunks;
   static constexpr int kCtasPerSm = ctas_per_sm;
-  static constexpr int kThreads = groups * 128 + (ctas_per_sm == 1 ? 128 : kCsf ? 96 : 64);
+  static constexpr int kThreads = groups * 128 + (ctas_per_sm == 1 ? 128 : 64);
   static constexpr int kTileBytes = tile_bytes(format, form);
   static constexpr int kCodeBytes = tile_code_bytes(format);
-  static constexpr int kPlainBytes = tile_scale_bytes(format);  // a tile's expanded scales
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
   static constexpr int kWBytes = kGroups * stage_chunks * kTileBytes;
-  static constexpr int kScaleBytes = kCsf ? kGroups * stage_chunks * kPlainBytes : 0;
   static constexpr int kFewBytes = few ? static_cast<int>(sizeof(FewTiles)) : 0;
-  static constexpr int kAheadBytes = kCsf ? kAheadSlots * 384 + kItemSlots * groups * 64 : 0;
-  static constexpr int kTailBytes = 3 * kMaxStages * 8 + 2 * kItemSlots * 8 +
+  static constexpr int kBasesBytes = kCsf ? kItemSlots * groups * kBlockBasesBytes : 0;
+  static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
-                                    groups * tile_tokens * 8 + kFewBytes + kAheadBytes + 16;
+                                    groups * tile_tokens * 8 + kFewBytes + kBasesBytes + 16;
   static constexpr int kBudget =
       kSmemPerSm / ctas_per_sm - (ctas_per_sm > 1 ? 1024 : 0) - kTailBytes;
-  static constexpr int kFit = kBudget / (kXBytes + kWBytes + kScaleBytes);
+  static constexpr int kFit = kBudget / (kXBytes + kWBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
   static constexpr int kW = kStages * kXBytes;  // the activations come first: 1024-byte aligned
-  static constexpr int kScales = kW + kStages * kWBytes;
-  static constexpr int kFull = kScales + kStages * kScaleBytes;
+  static constexpr int kFull = kW + kStages * kWBytes;
   static constexpr int kEmpty = kFull + 8 * kMaxStages;
-  static constexpr int kLanded = kEmpty + 8 * kMaxStages;  // CSF: weights are there, not yet scales
-  static constexpr int kItemFull = kLanded + 8 * kMaxStages;
+  static constexpr int kItemFull = kEmpty + 8 * kMaxStages;
   static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
   static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
   static constexpr int kFewTiles = kRows + groups * tile_tokens * 8;
-  static constexpr int kAhead = (kFewTiles + kFewBytes + 15) / 16 * 16;
-  static constexpr int kBases = kAhead + (kCsf ? kAheadSlots * 384 : 0);
-  static constexpr int kSmemBytes = kAhead + kAheadBytes;
+  static constexpr int kBases = (kFewTiles + kFewBytes + 15) / 16 * 16;
+  static constexpr int kSmemBytes = kBases + kBasesBytes;
   static constexpr int kXArrivals = few ? 32 : 1;  // of the activation warp on a full barrier
-  static_assert(kStages >= (kCsf ? 4 : 3) && (!few || tile_tokens >= kFewTokens));
+  static_assert(kStages >= 3 && (!few || tile_tokens >= kFewTokens));
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
 };
 
@@ -90,25 +85,13 @@ struct Ring {
   }
   __device__ uint32_t full() const { return smem_address(moe_smem) + G::kFull + 8 * stage; }
   __device__ uint32_t empty() const { return smem_address(moe_smem) + G::kEmpty + 8 * stage; }
-  __device__ uint32_t landed() const { return smem_address(moe_smem) + G::kLanded + 8 * stage; }
   __device__ uint32_t x() const { return smem_address(moe_smem) + stage * G::kXBytes; }
   __device__ uint32_t w() const { return smem_address(moe_smem) + G::kW + stage * G::kWBytes; }
-  /// Codes and plain scales of tile `i` of the stage.
-  __device__ const uint8_t* codes(int i) const {
+  /// Tile `i` of the stage: codes, then scales.
+  __device__ const uint8_t* tile(int i) const {
     return moe_smem + G::kW + stage * G::kWBytes + i * G::kTileBytes;
   }
-  __device__ uint8_t* scales(int i) const {
-    if constexpr (G::kCsf) {
-      return moe_smem + G::kScales + stage * G::kScaleBytes + i * G::kPlainBytes;
-    } else {
-      return moe_smem + G::kW + stage * G::kWBytes + i * G::kTileBytes + G::kCodeBytes;
-    }
-  }
-  /// Everything of the stage is there.
-  __device__ void wait_full() const {
-    mbarrier_wait(full(), phase);
-    if constexpr (G::kCsf) mbarrier_wait(landed(), phase);
-  }
+  __device__ void wait_full() const { mbarrier_wait(full(), phase); }
 };
 
 /// A role's position in the queue of items: written by warp 0, read by the other roles.
@@ -127,6 +110,10 @@ struct ItemQueue {
   __device__ uint32_t empty() const { return smem_address(moe_smem) + G::kItemEmpty + 8 * slot; }
   __device__ WorkItem& item() const {
     return reinterpret_cast<WorkItem*>(moe_smem + G::kItems)[slot];
+  }
+  /// CSF bases of the item's row blocks: they come with its first stage.
+  __device__ uint8_t* bases() const {
+    return moe_smem + G::kBases + slot * G::kGroups * kBlockBasesBytes;
   }
   /// By a whole warp.
   __device__ void push(const WorkItem& pushed, int lane) {
@@ -243,26 +230,37 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
   if constexpr (!G::kFew) ticket = take();
   WorkItem item = make_item<G>(args, map, ticket);
   while (item.product >= 0) {
+    const uint32_t bases = smem_address(queue.bases());
     queue.push(item, lane);
     // The next item's index and tile are fetched while this one streams.
     const WorkItem next = make_item<G>(args, map, take());
     const bool down = item.product == static_cast<int>(Product::kDown);
     const int64_t block_bytes = static_cast<int64_t>(item.chunk_count) * G::kTileBytes;
+    const int64_t first_block =
+        item.expert * row_blocks(down ? Product::kDown : Product::kGateUp, hidden, inter) +
+        item.first_block;
     const uint8_t* source =
         reinterpret_cast<const uint8_t*>((down ? args.weights.down : args.weights.gate_up).tiles) +
-        (item.expert * row_blocks(down ? Product::kDown : Product::kGateUp, hidden, inter) +
-         item.first_block + lane) *
-            block_bytes;
+        (first_block + lane) * block_bytes;
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
       const uint32_t bytes =
           static_cast<uint32_t>(min(G::kStageChunks, item.chunk_count - chunk) * G::kTileBytes);
-      const uint32_t bar = G::kCsf ? ring.landed() : ring.full();
+      const bool with_bases = G::kCsf && chunk == 0;
+      const uint32_t block_total = bytes + (with_bases ? kBlockBasesBytes : 0);
       mbarrier_wait(ring.empty(), ring.phase ^ 1);
-      if (lane == 0) mbarrier_arrive_expect(bar, bytes * static_cast<uint32_t>(item.blocks));
+      if (lane == 0) {
+        mbarrier_arrive_expect(ring.full(), block_total * static_cast<uint32_t>(item.blocks));
+      }
       if (lane < item.blocks) {
         bulk_load_streaming(
             ring.w() + static_cast<uint32_t>(lane * G::kStageChunks * G::kTileBytes), source, bytes,
-            bar, policy);
+            ring.full(), policy);
+      }
+      if (with_bases && lane == 0) {
+        bulk_load(bases,
+                  (down ? args.weights.down : args.weights.gate_up).csf.bases +
+                      first_block * (kBlockBasesBytes / 2),
+                  static_cast<uint32_t>(item.blocks * kBlockBasesBytes), ring.full());
       }
       source += bytes;
       ring.advance();

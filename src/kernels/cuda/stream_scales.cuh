@@ -1,169 +1,124 @@
-// The scale warp of moe_stream_sm90.cuh: expands the compressed scales of each stage into the plain
-// form beside it (in shared memory only) and patches the exceptions, ahead of the multiplying
-// warps. One warp with wide words needs a fraction of the instructions that four times as many
-// multiplying warps would need for the same.
+// Weights of a tile in a warp's registers, for moe_stream_sm90.cuh, with plain or with compressed
+// scales. Compressed ones (csf_index.h) cost hardly more: code + base gives the byte where the
+// expansion wants it, and exceptions lie in the tile; one test tells that there are none.
 #pragma once
 
+#include "kernels/cuda/csf_index.h"
+#include "kernels/cuda/dequant.cuh"
 #include "kernels/cuda/stream_pipeline.cuh"
 
 namespace nibble::kernels::cuda {
 
-/// Expands the lane's share of one tile: NVFP4 eight codes of four bits, else four of one bit, of
-/// rows g (even bytes) and g + 8 (odd bytes) of warp w, lane = 8 w + g. `base`: both rows' bases,
-/// twice.
-template <typename G>
-__device__ __forceinline__ void expand_scales(const uint8_t* csf, uint8_t* plain, uint32_t base,
-                                              int lane) {
-  if constexpr (G::kFormat == FormatId::kNvfp4) {
-    const uint32_t codes = reinterpret_cast<const uint32_t*>(csf)[lane];
-    reinterpret_cast<uint2*>(plain)[lane] =
-        make_uint2((codes & 0x0F0F0F0Fu) + base, (codes >> 4 & 0x0F0F0F0Fu) + base);
-  } else {
-    const uint32_t bits = csf[lane / 2] >> lane % 2 * 4 & 0xFu;
-    reinterpret_cast<uint32_t*>(plain)[lane] = (bits * 0x00204081u & 0x01010101u) + base;
-  }
-}
-
-/// What a lane needs of a coming stage: the bounds of its row block's exceptions and its first one.
-/// It waits in shared memory and not in registers, because a register cannot be handed from one
-/// round of the loop to the next before its load has returned.
-struct ScaleAhead {
-  uint32_t begin[32], end[32], word[32];
-};
-/// Stages by which bounds and first exceptions are fetched ahead. Three is the most that a ring of
-/// four stages bears: to know stage k + 3 all before it must be on their way, so k - 2 be free, and
-/// the multiplying warps free k - 2 when k - 1 is there.
-constexpr int kAheadBounds = 3, kAheadWords = 2;
-static_assert(kAheadBounds < kAheadSlots && kAheadBounds + 2 <= kItemSlots);
-
-/// Walks the stages of all items ahead of their expansion and queues the small loads.
-template <typename G>
-struct ScaleFetcher {
-  static constexpr int kLanes = 32 / G::kGroups;  // lanes that patch one row block
-  ItemQueue<G> queue;                             // read here, released by the expander
-  const uint32_t* begins = nullptr;               // of the lane's row block
-  int chunk = 0, chunk_count = 0, stages = 0, items = 0;
-  uint32_t down = 0;  // bit stage % 32: the stage belongs to the second product
-  bool active = false, done = false;
-
-  static __device__ __forceinline__ const CsfScales& csf(const StreamArgs& args, bool of_down) {
-    return (of_down ? args.weights.down : args.weights.gate_up).csf;
-  }
-  static __device__ __forceinline__ ScaleAhead& ahead(int stage) {
-    return reinterpret_cast<ScaleAhead*>(moe_smem + G::kAhead)[stage % kAheadSlots];
-  }
-  /// [row block][lane] bases of an item.
-  static __device__ __forceinline__ uint16_t* bases(int item) {
-    return reinterpret_cast<uint16_t*>(moe_smem + G::kBases) + item % kItemSlots * G::kGroups * 32;
-  }
-
-  __device__ __forceinline__ void fetch_bounds(const StreamArgs& args, int lane) {
-    if (done) return;
-    if (chunk >= chunk_count) {
-      mbarrier_wait(queue.full(), queue.phase);
-      const WorkItem& item = queue.item();
-      if (item.product < 0) {
-        done = true;
-        return;
-      }
-      queue.advance();
-      const bool of_down = item.product == static_cast<int>(Product::kDown);
-      const int block =
-          item.expert * static_cast<int>(row_blocks(static_cast<Product>(item.product),
-                                                    args.shape.hidden, args.shape.inter)) +
-          item.first_block;
-      chunk = 0;
-      chunk_count = item.chunk_count;
-      active = lane / kLanes < item.blocks;
-      const CsfScales& scales = csf(args, of_down);
-      begins = scales.exception_begin +
-               static_cast<int64_t>(block + (active ? lane / kLanes : 0)) * chunk_count;
-      down = of_down ? down | 1u << stages % 32 : down & ~(1u << stages % 32);
-      const auto* source = reinterpret_cast<const uint32_t*>(scales.bases) + block * 16;
-      const uint32_t target = smem_address(bases(items++));
-#pragma unroll
-      for (int i = 0; i < G::kGroups * 16; i += 32) {
-        const bool inside = (i + lane) / 16 < item.blocks;
-        copy_word_async(target + static_cast<uint32_t>(4 * (i + lane)),
-                        source + (inside ? i + lane : 0), inside ? 4 : 0);
-      }
-    } else {
-      const uint32_t before = down >> (stages - 1) % 32 & 1;
-      down = before != 0 ? down | 1u << stages % 32 : down & ~(1u << stages % 32);
-    }
-    ScaleAhead& slot = ahead(stages);
-    const int here = min(G::kStageChunks, chunk_count - chunk);
-    const int bytes = active ? 4 : 0;
-    copy_word_async(smem_address(&slot.begin[lane]), begins + chunk, bytes);
-    copy_word_async(smem_address(&slot.end[lane]), begins + chunk + here, bytes);
-    chunk += G::kStageChunks;
-    ++stages;
-  }
-  __device__ __forceinline__ void fetch_word(const StreamArgs& args, int stage, int lane) {
-    if (stage >= stages) return;
-    ScaleAhead& slot = ahead(stage);
-    const uint32_t i = slot.begin[lane] + static_cast<uint32_t>(lane % kLanes);
-    if (i < slot.end[lane]) {
-      copy_word_async(smem_address(&slot.word[lane]), exceptions(args, stage) + i, 4);
-    }
-  }
-  __device__ __forceinline__ const uint32_t* exceptions(const StreamArgs& args, int stage) const {
-    return csf(args, (down >> stage % 32 & 1) != 0).exceptions;
+/// How scale bytes of a lane's low and high row lie in the halves of a register. E8M0 bytes have
+/// the unit of their format added, so that they are BF16 (dequant.cuh).
+template <FormatId format>
+struct ScaleHalves {
+  static constexpr int kShift = format == FormatId::kNvfp4 ? 4 : 7;
+  static constexpr uint32_t kUnit = (format == FormatId::kMxfp4   ? kE8m0UnitMxfp4
+                                     : format == FormatId::kMxfp8 ? kE8m0UnitMxfp8
+                                                                  : 0)
+                                    << 7;
+  /// `byte` (0 low row, 1 high row, else not the lane's) becomes `value`.
+  static __device__ __forceinline__ void patch(uint32_t& halves, uint32_t byte, uint32_t value) {
+    const uint32_t v = (value << kShift) + kUnit;
+    if (byte == 0) halves = __byte_perm(halves, v, 0x3254);
+    if (byte == 1) halves = __byte_perm(halves, v, 0x5410);
   }
 };
 
+/// What a row block's warps keep for its compressed scales. Plain: nothing.
 template <typename G>
-__device__ void expand_stages(const StreamArgs& args, int lane) {
-  using Fetcher = ScaleFetcher<G>;
-  constexpr int kLanes = Fetcher::kLanes;
-  Fetcher fetcher;
-  for (int i = 0; i < kAheadBounds; ++i) fetcher.fetch_bounds(args, lane);
-  copies_wait();
-  for (int i = 0; i < kAheadWords; ++i) fetcher.fetch_word(args, i, lane);
-  Ring<G> ring;
-  ItemQueue<G> queue;
-  uint32_t bases[G::kGroups];
-  int chunk = 0, chunk_count = 0, items = 0;
-  for (int stage = 0; stage < fetcher.stages; ++stage) {
-    copies_wait();  // what earlier rounds asked for
-    __syncwarp();
-    fetcher.fetch_word(args, stage + kAheadWords, lane);
-    fetcher.fetch_bounds(args, lane);
-    if (chunk >= chunk_count) {
-      chunk = 0;
-      chunk_count = queue.item().chunk_count;
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(queue.empty());
-      queue.advance();
-      const uint16_t* source = Fetcher::bases(items++);
-#pragma unroll
-      for (int i = 0; i < G::kGroups; ++i) bases[i] = source[32 * i + lane] * 0x10001u;
-    }
-    mbarrier_wait(ring.landed(), ring.phase);
-#pragma unroll
-    for (int i = 0; i < G::kGroups; ++i) {
-#pragma unroll
-      for (int sub = 0; sub < G::kStageChunks; ++sub) {
-        const int tile = i * G::kStageChunks + sub;
-        expand_scales<G>(ring.codes(tile) + G::kCodeBytes, ring.scales(tile), bases[i], lane);
+struct RowScales {
+  using Halves = ScaleHalves<G::kFormat>;
+  const StreamArgs& args;
+  const WorkItem& item;
+  int group = 0;
+  uint32_t base = 0;  // of the lane's two rows, as ScaleHalves
+
+  __device__ __forceinline__ void start(const uint8_t* bases, int row_group, int warp, int lane) {
+    group = row_group;
+    const uint32_t two = reinterpret_cast<const uint16_t*>(bases)[group * 32 + warp * 8 + lane / 4];
+    base = (__byte_perm(two, 0, 0x4140) << Halves::kShift) + Halves::kUnit * 0x10001u;
+  }
+  /// Number of the lane's low scale among the tile's plain scales.
+  static __device__ __forceinline__ uint32_t first_byte(int warp, int lane) {
+    return static_cast<uint32_t>(G::kFormat == FormatId::kNvfp4 ? 2 * (warp * 32 + lane)
+                                                                : 2 * (warp * 16 + lane / 2));
+  }
+  /// All exceptions of a tile that has too many for its room: rare, and slow.
+  __device__ __forceinline__ void patch_all(uint32_t& halves, int chunk, int warp, int lane) const {
+    const auto product = static_cast<Product>(item.product);
+    const int64_t block =
+        item.expert * row_blocks(product, args.shape.hidden, args.shape.inter) + item.first_block;
+    const int64_t tile = (block + group) * item.chunk_count + chunk;
+    auto patch_from = [&](const CsfScales& csf) {
+      const uint32_t end = csf.exception_begin[tile + 1];
+#pragma unroll 1
+      for (uint32_t i = csf.exception_begin[tile]; i < end; ++i) {
+        const uint32_t word = csf.exceptions[i];
+        Halves::patch(halves, (word & 0xFF) - first_byte(warp, lane), word >> 24);
       }
-    }
-    __syncwarp();
-    const ScaleAhead& slot = Fetcher::ahead(stage);
-    auto patch = [&](uint32_t word) {
-      const int sub = static_cast<int>(word >> 8 & 0xFFFF) - chunk;
-      ring.scales(lane / kLanes * G::kStageChunks + sub)[word & 0xFF] =
-          static_cast<uint8_t>(word >> 24);
     };
-    uint32_t i = slot.begin[lane] + static_cast<uint32_t>(lane % kLanes);
-    const uint32_t end = slot.end[lane];
-    if (i < end) patch(slot.word[lane]);
-    for (i += kLanes; i < end; i += kLanes) patch(fetcher.exceptions(args, stage)[i]);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(ring.full());
-    ring.advance();
-    chunk += G::kStageChunks;
+    // Two calls: with one, of a chosen argument, the compiler copies both to local memory.
+    if (product == Product::kDown) {
+      patch_from(args.weights.down.csf);
+    } else {
+      patch_from(args.weights.gate_up.csf);
+    }
   }
-}
+};
+
+template <typename G>
+struct TileWeights {
+  static constexpr FormatId kFormat = G::kFormat;
+  static constexpr int kRoomWords = G::kCsf ? csf_room(kFormat) / 2 : 1;
+  TileFragment<kFormat> fragment;
+  uint32_t codes, room[kRoomWords];  // compressed scales only
+
+  __device__ __forceinline__ void load(const uint8_t* tile, const LevelTable& table, int warp,
+                                       int lane) {
+    if constexpr (kFormat == FormatId::kNf3) fragment.table = table;
+    if constexpr (!G::kCsf) {
+      fragment.load(tile, tile + G::kCodeBytes, warp, lane);
+    } else {
+      fragment.load_codes(tile, warp, lane);
+      const uint8_t* csf = tile + G::kCodeBytes;
+      if constexpr (kFormat == FormatId::kNvfp4) {
+        codes = csf[warp * 32 + lane];
+        const uint2 two = reinterpret_cast<const uint2*>(csf + csf_code_bytes(kFormat))[warp];
+        room[0] = two.x;
+        room[1] = two.y;
+      } else {
+        codes = reinterpret_cast<const uint32_t*>(csf)[warp];
+        room[0] = reinterpret_cast<const uint32_t*>(csf + csf_code_bytes(kFormat))[warp];
+      }
+    }
+  }
+  /// Before the fragment is used: its scales, if they are compressed.
+  __device__ __forceinline__ void finish(const RowScales<G>& rows, int chunk, int warp, int lane) {
+    if constexpr (G::kCsf) {
+      uint32_t halves;
+      if constexpr (kFormat == FormatId::kNvfp4) {
+        halves = (codes * 0x10010u & 0x00F000F0u) + rows.base;
+      } else {
+        halves = (codes >> lane / 2 & 0x00010001u) * 0x80u + rows.base;
+      }
+      if (room[0] != 0) {
+        // Flag and number of the lane's low scale among the warp's.
+        const uint32_t mine = 0x80u | RowScales<G>::first_byte(0, lane);
+        auto patch_two = [&](uint32_t two) {
+          ScaleHalves<kFormat>::patch(halves, (two & 0xFF) ^ mine, two >> 8 & 0xFF);
+          ScaleHalves<kFormat>::patch(halves, (two >> 16 & 0xFF) ^ mine, two >> 24);
+        };
+        patch_two(room[0]);
+        if constexpr (kRoomWords > 1) {
+          if (room[1] != 0) patch_two(room[1]);
+        }
+        if (room[0] == kCsfOverflow) rows.patch_all(halves, chunk, warp, lane);
+      }
+      fragment.set_scales(kFormat == FormatId::kNvfp4 ? expand_e4m3_halves(halves) : halves);
+    }
+  }
+};
 
 }  // namespace nibble::kernels::cuda

@@ -1,30 +1,35 @@
-// Small help for check and bench programs of the GPU kernels: device memory that frees itself,
-// uploads, a counter of checks, timing by graph replay. Not part of the library.
+// Small help for checks and benches of the GPU kernels: device memory that frees itself, uploads, a
+// counter of checks, timing by graph replay. A CUDA error throws CheckAborted; run_checks() turns
+// it into a failed check. Not part of the library.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <ostream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "kernels/cuda/checks.h"
 
 namespace nibble::kernels::cuda::test {
 
+/// A call failed that nothing can go on without.
+struct CheckAborted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 inline void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(2);
+  throw CheckAborted(cat(what, ": ", cudaGetErrorString(error)));
 }
 inline void must(const Result<void>& result, const char* what) {
   if (result.has_value()) return;
-  std::printf("%s: %s\n", what, result.error().message().c_str());
-  std::exit(2);
+  throw CheckAborted(cat(what, ": ", result.error().message()));
 }
 
 template <typename T>
@@ -67,18 +72,77 @@ class Device {
   int64_t count_ = 0;
 };
 
-struct Checks {
-  int done = 0, failed = 0;
+template <typename T>
+T must(Result<T> result, const char* what) {
+  if (!result.has_value()) throw CheckAborted(cat(what, ": ", result.error().message()));
+  return *std::move(result);
+}
+
+/// Untyped device memory that frees itself.
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(int64_t bytes = 0) : bytes_(bytes) {
+    must(cudaMalloc(&data_, static_cast<size_t>(bytes > 0 ? bytes : 1)), "cudaMalloc");
+  }
+  DeviceBuffer(DeviceBuffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+  }
+  DeviceBuffer& operator=(DeviceBuffer&&) = delete;
+  ~DeviceBuffer() { cudaFree(data_); }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+/// Counts checks and keeps the largest error; failures and lines of cases go to a stream.
+class Checks {
+ public:
+  Checks(const CheckOptions& options, std::ostream& out) : options_(options), out_(out) {}
   bool expect(bool ok, const std::string& what) {
-    ++done;
-    if (!ok && ++failed <= 40) std::printf("FAILED %s\n", what.c_str());
+    ++summary_.checks;
+    if (!ok && ++summary_.failed <= 40) {
+      out_ << "FAILED " << options_.format << ": " << what << std::endl;
+    }
     return ok;
   }
-  int report() const {
-    std::printf("%d checks, %d failed\n", done, failed);
-    return failed == 0 ? 0 : 1;
+  /// error <= bound; NaN is not.
+  bool within(double error, double bound, const std::string& what) {
+    const double share = error / bound;
+    summary_.worst = std::max(summary_.worst, share == share ? share : INFINITY);
+    return expect(error <= bound, cat(what, ": ", error, ", allowed is ", bound));
   }
+  void line(const std::string& text) {
+    if (options_.print_cases) out_ << text << std::endl;
+  }
+  CheckSize size() const { return options_.size; }
+  bool quick() const { return options_.size == CheckSize::kQuick; }
+  bool full() const { return options_.size == CheckSize::kFull; }
+  const CheckSummary& summary() const { return summary_; }
+
+ private:
+  CheckOptions options_;
+  std::ostream& out_;
+  CheckSummary summary_;
 };
+
+/// What a check function returns: run(checks), with exceptions as one more failure.
+template <typename Run>
+CheckSummary run_checks(const CheckOptions& options, std::ostream& out, const Run& run) {
+  Checks checks(options, out);
+  try {
+    run(checks);
+  } catch (const std::exception& e) {
+    checks.expect(false, cat("ended early: ", e.what()));
+  }
+  return checks.summary();
+}
 
 /// Repeatable random numbers (splitmix64).
 class Random {

@@ -2,65 +2,40 @@
 // whatever the scales are.
 #include <gtest/gtest.h>
 
-#include "codec/csf_tile16.h"
 #include "device/cpu.h"
-#include "kernels/matmul/matmul.h"
-#include "kernels/matmul/random_matrix.h"
+#include "kernels/matmul/product_check.h"
 
 namespace nibble::kernels {
 namespace {
 
 using formats::FormatId;
 using formats::ScaleKind;
+using testing::compress_scales;
 using testing::Matrix;
 using testing::random_floats;
 using testing::random_matrix;
 
-/// `tiled` of m with its scales compressed; `tiles` owns them.
-tensor::TensorRef compress(const Matrix& m, codec::CsfTiles& tiles) {
-  const formats::MatrixView& v = m.rows_view;
-  const bool nvfp4 = v.format == FormatId::kNvfp4;
-  tiles = codec::stored_to_tiles(
-      codec::encode_csf(nvfp4 ? codec::CsfKind::kNvfp4 : codec::CsfKind::kMxfp4, v.rows,
-                        v.cols / (nvfp4 ? 16 : 32),
-                        {reinterpret_cast<const uint8_t*>(m.scales.data()), m.scales.size()})
-          .value()
-          .view());
-  tensor::TensorRef ref = m.tiled;
-  ref.scale_encoding = tensor::ScaleEncoding::kCsf;
-  ref.view.scales = reinterpret_cast<const std::byte*>(tiles.fixed.data());
-  ref.exceptions = tiles.exceptions.data();
-  ref.exception_begin = tiles.exception_begin.data();
-  return ref;
-}
-
-std::vector<uint32_t> product_bits(const Exec& exec, const tensor::TensorRef& w,
-                                   const std::vector<float>& x, int64_t rows) {
-  std::vector<float> y(static_cast<size_t>(rows * w.rows()), -7.0f);
-  std::vector<std::byte> block(static_cast<size_t>(matmul_workspace_bytes(rows, w.cols(), 1) + 64));
-  std::byte* aligned = block.data() + (64 - reinterpret_cast<uintptr_t>(block.data()) % 64) % 64;
-  Workspace workspace({aligned, block.size() - 64});
-  Exec own = exec;
-  own.workspace = &workspace;
-  const MatmulJob job{w, nullptr, y.data(), w.rows()};
-  matmul(own, x.data(), w.cols(), rows, {&job, 1});
+/// Bits of y, all NaN alike.
+std::vector<uint32_t> product_bits(device::Isa isa, Activations activations,
+                                   const tensor::TensorRef& w, const std::vector<float>& x,
+                                   int64_t rows) {
   std::vector<uint32_t> bits;
-  for (const float v : y) bits.push_back(std::isnan(v) ? 0x7FC00000u : std::bit_cast<uint32_t>(v));
+  for (const float v : testing::product(isa, activations, nullptr, w, x, rows)) {
+    bits.push_back(std::isnan(v) ? 0x7FC00000u : std::bit_cast<uint32_t>(v));
+  }
   return bits;
 }
 
 void expect_same_bits(const Matrix& m, const std::string& what) {
   codec::CsfTiles tiles;
-  const tensor::TensorRef csf = compress(m, tiles);
+  const tensor::TensorRef csf = compress_scales(m, tiles);
   const std::vector<float> x = random_floats(9 * m.rows_view.cols, 77);
   for (const device::Isa isa : device::available_isas()) {
     for (const Activations activations : {Activations::kF32, Activations::kBf16}) {
       for (const int64_t rows : {1, 2, 9}) {
         SCOPED_TRACE(cat(what, ", ", device::isa_name(isa), ", rows ", rows));
-        Exec exec;
-        exec.isa = isa;
-        exec.activations = activations;
-        EXPECT_EQ(product_bits(exec, m.tiled, x, rows), product_bits(exec, csf, x, rows));
+        EXPECT_EQ(product_bits(isa, activations, m.tiled, x, rows),
+                  product_bits(isa, activations, csf, x, rows));
       }
     }
   }

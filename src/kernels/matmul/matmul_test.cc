@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/matmul/random_matrix.h"
+#include "kernels/matmul/product_check.h"
 
 namespace nibble::kernels {
 namespace {
@@ -17,68 +17,17 @@ using testing::Matrix;
 using testing::MatrixCase;
 using testing::random_floats;
 using testing::random_matrix;
-
-/// Runs `jobs` with exactly the documented workspace.
-void run(Isa isa, Activations activations, ThreadPool* pool, const float* x, int64_t x_stride,
-         int64_t rows, std::span<const MatmulJob> jobs) {
-  const int threads = pool != nullptr ? pool->threads() : 1;
-  const int64_t k = jobs.front().w.cols();
-  std::vector<std::byte> block(static_cast<size_t>(matmul_workspace_bytes(rows, k, threads) + 64));
-  std::byte* aligned = block.data() + (64 - reinterpret_cast<uintptr_t>(block.data()) % 64) % 64;
-  Workspace workspace({aligned, static_cast<size_t>(matmul_workspace_bytes(rows, k, threads))});
-  Exec exec;
-  exec.pool = pool;
-  exec.isa = isa;
-  exec.activations = activations;
-  exec.workspace = &workspace;
-  matmul(exec, x, x_stride, rows, jobs);
-  EXPECT_EQ(workspace.mark(), 0);
-}
+using testing::run_matmul;
 
 std::vector<float> product(Isa isa, Activations activations, ThreadPool* pool, const Matrix& m,
                            const std::vector<float>& x, int64_t rows, const float* bias = nullptr) {
-  const int64_t n = m.rows_view.rows;
-  std::vector<float> y(static_cast<size_t>(rows * n), -77.0f);
-  const MatmulJob job{m.tiled, bias, y.data(), n};
-  run(isa, activations, pool, x.data(), m.rows_view.cols, rows, {&job, 1});
-  return y;
-}
-
-bool rounds_x(Activations activations, FormatId format) {
-  return activations == Activations::kBf16 && format != FormatId::kF32 && format != FormatId::kF16;
+  return testing::product(isa, activations, pool, m.tiled, x, rows, bias);
 }
 
 /// Checks y against decode_rows in double, within the contract's bound.
 void expect_close(const Matrix& m, const std::vector<float>& x, int64_t rows,
                   Activations activations, const std::vector<float>& y, const float* bias) {
-  const int64_t n = m.rows_view.rows, k = m.rows_view.cols;
-  const std::vector<float> w = m.decoded();
-  const bool rounded = rounds_x(activations, m.rows_view.format);
-  int64_t bad = 0;
-  for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t r = 0; r < n; ++r) {
-      double sum = 0.0, magnitude = 0.0;
-      for (int64_t c = 0; c < k; ++c) {
-        const float xv = x[static_cast<size_t>(t * k + c)];
-        const double xd = rounded ? formats::decode_bf16(formats::encode_bf16(xv)) : xv;
-        const double p = xd * static_cast<double>(w[static_cast<size_t>(r * k + c)]);
-        sum += p;
-        magnitude += std::fabs(p);
-      }
-      if (bias != nullptr) {
-        sum += static_cast<double>(bias[r]);
-        magnitude += std::fabs(sum);
-      }
-      const double bound =
-          static_cast<double>(k) * (0x1p-23 * magnitude + 0x1p-149);  // the last for subnormals
-      const double got = static_cast<double>(y[static_cast<size_t>(t * n + r)]);
-      if (!(std::fabs(got - sum) <= bound) && ++bad <= 3) {
-        ADD_FAILURE() << "row " << t << " column " << r << ": " << got << ", expected " << sum
-                      << " within " << bound;
-      }
-    }
-  }
-  EXPECT_EQ(bad, 0);
+  EXPECT_LE(testing::worst_product_error(m, x, rows, activations, y, bias), 1.0);
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -148,7 +97,7 @@ TEST_P(MatmulFormats, BitsDoNotDependOnRowsThreadsOrStrides) {
       }
       std::vector<float> wide_y(static_cast<size_t>(rows * ys), -5.0f);
       const MatmulJob job{m->tiled, nullptr, wide_y.data(), ys};
-      run(isa, act, &two, wide_x.data(), xs, rows, {&job, 1});
+      run_matmul(isa, act, &two, wide_x.data(), xs, rows, {&job, 1});
       for (int64_t t = 0; t < rows; ++t) {
         ASSERT_EQ(std::memcmp(&wide_y[static_cast<size_t>(t * ys)],
                               &all[static_cast<size_t>(t * n)], static_cast<size_t>(n) * 4),
@@ -286,7 +235,7 @@ TEST(Matmul, JobsOfDifferentFormatsShareX) {
         ys.emplace_back(static_cast<size_t>(rows * m->rows_view.rows));
         jobs.push_back({m->tiled, nullptr, ys.back().data(), m->rows_view.rows});
       }
-      run(isa, act, &pool, x.data(), 96, rows, jobs);
+      run_matmul(isa, act, &pool, x.data(), 96, rows, jobs);
       for (size_t i = 0; i < matrices.size(); ++i) {
         SCOPED_TRACE(cat(device::isa_name(isa), " ", cases[i].name, " rows ", rows));
         EXPECT_TRUE(same_bits(ys[i], product(isa, act, nullptr, *matrices[i], x, rows)));
