@@ -29,9 +29,9 @@ struct CudaPlan {
   int64_t host_staging_bytes = 0, device_staging_bytes = 0;
 };
 
-/// Source bytes that one slot of the loading ring holds, and how many slots there are. Together they
-/// should stay in the last-level cache: a 19 GB load on a host with 300 MiB of it and 16 cores ran at
-/// 24 GB/s with three slots of 64 MiB and at 32 with four of 16.
+/// Source bytes that one slot of the loading ring holds, and how many slots there are. Together
+/// they should stay in the last-level cache: a 19 GB load on a host with 300 MiB of it and 16 cores
+/// ran at 24 GB/s with three slots of 64 MiB and at 32 with four of 16.
 constexpr int64_t kCudaSlotBytes = int64_t{16} << 20;
 constexpr int kCudaSlots = 4;
 
