@@ -171,6 +171,7 @@ Result<void> CudaBuilder::decide(Projection& p) {
   ScaleReport report;
   report.layer = p.layer;
   report.role = p.roles[0];
+  report.most_kept = 0.9;
   report.planes = p.experts() * p.sources;
   report.scales = report.planes * p.scale_bytes;
   report.plain_bytes = p.tiles() * kernels::cuda::tile_scale_bytes(p.meta.format);
