@@ -21,6 +21,11 @@ constexpr int64_t kBlockBytes = 4 << 20;
 constexpr size_t kMaxFlags = 1 << 16;
 int64_t round256(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
+/// Formats whose scales belong to whole rows.
+bool scales_rows(FormatId format) {
+  return format == FormatId::kFp8Channel || format == FormatId::kFp8Tensor;
+}
+
 }  // namespace
 
 Result<void> CudaBuilder::open() {
@@ -93,6 +98,7 @@ Result<int*> CudaBuilder::flags(const std::string& name) {
 }
 
 Result<void> CudaBuilder::settle() {
+  NIBBLE_CHECK(ring_->idle());
   NIBBLE_TRY(ring_->finish());
   NIBBLE_TRY(upload_constants());
   std::vector<int> values(flag_names_.size());
@@ -135,7 +141,7 @@ Result<const std::byte*> CudaBuilder::rows(const WeightKey& key, const Weight& w
   const int64_t bytes = weight.codes.bytes;
   const auto part_at = [&](int64_t at) { return std::min(ring_->slot_bytes(), bytes - at); };
   for (int64_t at = 0; at < bytes; at += ring_->slot_bytes()) {
-    ring_->enqueue({{&key, &weight, RingRead::Part::kCodes, at, part_at(at), 0}}, part_at(at));
+    ring_->enqueue({{key, &weight, RingRead::Part::kCodes, at, part_at(at), 0}}, part_at(at));
   }
   NIBBLE_TRY(std::byte * to, keep(bytes));
   for (int64_t at = 0; at < bytes; at += ring_->slot_bytes()) {
@@ -149,91 +155,107 @@ Result<const std::byte*> CudaBuilder::rows(const WeightKey& key, const Weight& w
   return to;
 }
 
+// The whole scale plane of a matrix, into staging of its own; null for formats without one, and for
+// those whose scales are factors of rows.
+Result<std::byte*> CudaBuilder::stage_linear_scales(const WeightKey& key, const Weight& weight) {
+  const formats::MatrixView& v = weight.meta;
+  const int64_t plane = formats::scale_plane_bytes(v);
+  if (plane == 0 || scales_rows(v.format)) return static_cast<std::byte*>(nullptr);
+  const bool wide = v.format == FormatId::kFp8Block;
+  const int64_t bytes = wide ? plane / formats::scale_bytes(v.scale_kind) * 4 : plane;
+  if (bytes > ring_->slot_bytes()) {
+    return Error(Code::kUnsupported, cat(key_text(key), ": a scale plane of ", bytes, " bytes"));
+  }
+  NIBBLE_TRY(std::byte * to, scratch(0, bytes));
+  const auto part = wide ? RingRead::Part::kScalesF32 : RingRead::Part::kScales;
+  NIBBLE_TRY(std::byte * staged, ring_->fill({{key, &weight, part, 0, bytes, 0}}, bytes));
+  NIBBLE_TRY(cuda_ok(
+      cudaMemcpyAsync(to, staged, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream()),
+      "loading"));
+  count(weight.stored_scale_bytes());
+  return to;
+}
+
+// One matrix of a stack, from its row `first_row` on: scales first, then codes, as many rows at a
+// time as a slot holds.
+Result<void> CudaBuilder::pack_rows(const WeightKey& key, const Weight& weight,
+                                    const LinearWeight& whole, int64_t first_row, std::byte* packed,
+                                    int* bad) {
+  const formats::MatrixView& v = weight.meta;
+  const bool blocks = v.format == FormatId::kFp8Block;
+  NIBBLE_TRY(std::byte * scales, stage_linear_scales(key, weight));
+  const int64_t scale_unit = blocks ? 128 : 1;  // rows that share a row of scales
+  const int64_t scale_row =                     // staged bytes of it
+      blocks ? (v.cols + 127) / 128 * 4 : formats::scale_plane_bytes(v) / v.rows;
+  const int64_t row_bytes = formats::code_row_bytes(v.format, v.cols);
+  const int64_t step = ring_->slot_bytes() / row_bytes / 128 * 128;
+  NIBBLE_CHECK(step > 0, "rows of ", row_bytes, " bytes in slots of ", ring_->slot_bytes());
+  for (int64_t row = 0; row < v.rows; row += step) {
+    const int64_t bytes = std::min(step, v.rows - row) * row_bytes;
+    ring_->enqueue({{key, &weight, RingRead::Part::kCodes, row * row_bytes, bytes, 0}}, bytes);
+  }
+  for (int64_t row = 0; row < v.rows; row += step) {
+    LinearPiece piece;
+    piece.format = whole.format;
+    piece.out = whole.out;
+    piece.cols = whole.cols;
+    piece.row_begin = first_row + row;
+    piece.rows = std::min(step, v.rows - row);
+    NIBBLE_TRY(std::byte * staged, ring_->take());
+    piece.codes = reinterpret_cast<uint8_t*>(staged);
+    if (scales != nullptr) {
+      piece.scales = reinterpret_cast<uint8_t*>(scales + row / scale_unit * scale_row);
+    }
+    NIBBLE_TRY(kernels::cuda::pack_linear(piece, packed, bad, stream()));
+    count(piece.rows * row_bytes);
+  }
+  return {};
+}
+
+// What each row's sum is multiplied with, appended; nothing for formats where it is 1.
+Result<void> CudaBuilder::append_factors(const WeightKey& key, const Weight& weight,
+                                         std::vector<float>& factors) {
+  const formats::MatrixView& v = weight.meta;
+  if (v.format == FormatId::kNvfp4) {
+    factors.insert(factors.end(), static_cast<size_t>(v.rows),
+                   v.global * kernels::cuda::register_unit(v.format));
+  }
+  if (!scales_rows(v.format)) return {};
+  std::vector<std::byte> bytes(static_cast<size_t>(formats::scale_plane_bytes(v)));
+  NIBBLE_TRY(recipe_.index().read(*weight.scales.tensor, weight.scales.begin, bytes));
+  NIBBLE_TRY(recipe::check_scales(key, weight, bytes));
+  for (int64_t r = 0; r < v.rows; ++r) {
+    const int64_t i = v.format == FormatId::kFp8Tensor ? 0 : r;
+    float value = 0.0f;
+    if (v.scale_kind == formats::ScaleKind::kBf16) {
+      uint16_t half;
+      std::memcpy(&half, bytes.data() + 2 * i, 2);
+      value = formats::decode_bf16(half);
+    } else {
+      std::memcpy(&value, bytes.data() + 4 * i, 4);
+    }
+    factors.push_back(value);
+  }
+  count(weight.stored_scale_bytes());
+  return {};
+}
+
 Result<LinearWeight> CudaBuilder::linear(
     const std::vector<std::pair<WeightKey, const Weight*>>& stack,
     const std::vector<WeightKey>& biases) {
   LinearWeight out;
-  const formats::MatrixView& meta = stack[0].second->meta;
-  out.format = meta.format;
-  out.cols = meta.cols;
+  out.format = stack[0].second->meta.format;
+  out.cols = stack[0].second->meta.cols;
   for (const auto& [key, weight] : stack) out.out += weight->meta.rows;
   NIBBLE_TRY(std::byte * packed,
              keep(kernels::cuda::linear_packed_bytes(out.format, out.out, out.cols)));
   NIBBLE_TRY(int* bad, flags(key_text(stack[0].first)));
-  const int64_t row_bytes = formats::code_row_bytes(out.format, out.cols);
-  const bool row_scaled = out.format == FormatId::kFp8Channel || out.format == FormatId::kFp8Tensor;
-  std::vector<float> factor, bias;
+  std::vector<float> factors, bias;
   int64_t first_row = 0;
   for (const auto& [key, weight] : stack) {
-    const formats::MatrixView& v = weight->meta;
-    const int64_t plane = formats::scale_plane_bytes(v);
-    const int64_t block_rows = v.format == FormatId::kFp8Block ? 128 : 64;
-    const int64_t scale_row =  // staged bytes of scales for one row, or one row of blocks
-        v.format == FormatId::kFp8Block ? (v.cols + 127) / 128 * 4
-                                        : plane / std::max<int64_t>(v.rows, 1);
-    // The whole scale plane goes first, into its own staging; then codes, as many rows as fit.
-    std::byte* scales = nullptr;
-    if (plane > 0 && !row_scaled) {
-      const bool wide = v.format == FormatId::kFp8Block;
-      const int64_t staged_bytes = wide ? plane / formats::scale_bytes(v.scale_kind) * 4 : plane;
-      NIBBLE_TRY(scales, scratch(0, staged_bytes));
-      const RingRead read{
-          &key, weight,       wide ? RingRead::Part::kScalesF32 : RingRead::Part::kScales,
-          0,    staged_bytes, 0};
-      if (staged_bytes > ring_->slot_bytes()) {
-        return Error(Code::kUnsupported,
-                     cat(key_text(key), ": a scale plane of ", staged_bytes, " bytes"));
-      }
-      NIBBLE_TRY(std::byte * staged, ring_->fill({read}, staged_bytes));
-      NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(scales, staged, static_cast<size_t>(staged_bytes),
-                                         cudaMemcpyDeviceToDevice, stream()),
-                         "loading"));
-    }
-    const int64_t step = ring_->slot_bytes() / row_bytes / block_rows * block_rows;
-    for (int64_t row = 0; row < v.rows; row += step) {
-      const int64_t bytes = std::min(step, v.rows - row) * row_bytes;
-      ring_->enqueue({{&key, weight, RingRead::Part::kCodes, row * row_bytes, bytes, 0}}, bytes);
-    }
-    for (int64_t row = 0; row < v.rows; row += step) {
-      LinearPiece piece;
-      piece.format = out.format;
-      piece.out = out.out;
-      piece.cols = out.cols;
-      piece.row_begin = first_row + row;
-      piece.rows = std::min(step, v.rows - row);
-      const RingRead read{
-          &key, weight, RingRead::Part::kCodes, row * row_bytes, piece.rows * row_bytes, 0};
-      NIBBLE_TRY(std::byte * staged, ring_->fill({read}, read.bytes));
-      piece.codes = reinterpret_cast<uint8_t*>(staged);
-      if (scales != nullptr) {
-        const int64_t unit = v.format == FormatId::kFp8Block ? row / 128 : row;
-        piece.scales = reinterpret_cast<uint8_t*>(scales + unit * scale_row);
-      }
-      NIBBLE_TRY(kernels::cuda::pack_linear(piece, packed, bad, stream()));
-      count(piece.rows * row_bytes);
-    }
-    first_row += v.rows;
-    count(weight->stored_scale_bytes());
-    if (row_scaled) {
-      std::vector<std::byte> bytes(static_cast<size_t>(plane));
-      NIBBLE_TRY(recipe_.index().read(*weight->scales.tensor, weight->scales.begin, bytes));
-      NIBBLE_TRY(recipe::check_scales(key, *weight, bytes));
-      for (int64_t r = 0; r < v.rows; ++r) {
-        const int64_t i = v.format == FormatId::kFp8Tensor ? 0 : r;
-        float value = 0.0f;
-        if (v.scale_kind == formats::ScaleKind::kBf16) {
-          uint16_t half;
-          std::memcpy(&half, bytes.data() + 2 * i, 2);
-          value = formats::decode_bf16(half);
-        } else {
-          std::memcpy(&value, bytes.data() + 4 * i, 4);
-        }
-        factor.push_back(value);
-      }
-    } else if (v.format == FormatId::kNvfp4) {
-      factor.insert(factor.end(), static_cast<size_t>(v.rows),
-                    v.global * kernels::cuda::register_unit(v.format));
-    }
+    NIBBLE_TRY(pack_rows(key, *weight, out, first_row, packed, bad));
+    NIBBLE_TRY(append_factors(key, *weight, factors));
+    first_row += weight->meta.rows;
   }
   for (const WeightKey& key : biases) {
     const Weight* weight = recipe_.find(key);
@@ -243,8 +265,8 @@ Result<LinearWeight> CudaBuilder::linear(
   }
   NIBBLE_CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == out.out, bias.size());
   out.packed = packed;
-  if (!factor.empty()) {
-    NIBBLE_TRY(out.factor, constant(factor));
+  if (!factors.empty()) {
+    NIBBLE_TRY(out.factor, constant(factors));
   }
   if (!bias.empty()) {
     NIBBLE_TRY(out.bias, constant(bias));

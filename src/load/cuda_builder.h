@@ -62,6 +62,14 @@ class CudaBuilder {
   std::shared_ptr<CudaWeights> weights = std::make_shared<CudaWeights>();
 
  private:
+  Result<std::byte*> stage_linear_scales(const recipe::WeightKey& key,
+                                         const recipe::Weight& weight);
+  Result<void> pack_rows(const recipe::WeightKey& key, const recipe::Weight& weight,
+                         const kernels::cuda::LinearWeight& whole, int64_t first_row,
+                         std::byte* packed, int* bad);
+  Result<void> append_factors(const recipe::WeightKey& key, const recipe::Weight& weight,
+                              std::vector<float>& factors);
+
   struct Projection;
   Result<std::byte*> small(const void* data, int64_t bytes);
   Result<void> upload_constants();

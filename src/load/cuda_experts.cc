@@ -88,7 +88,7 @@ Result<void> CudaBuilder::enqueue(Projection& p) {
       std::vector<RingRead> reads;
       for (int64_t i = 0; i < n; ++i) {
         const auto at = static_cast<size_t>(e + i);
-        reads.push_back({&p.keys[s][at], p.of[s][at],
+        reads.push_back({p.keys[s][at], p.of[s][at],
                          wide ? RingRead::Part::kScalesF32 : RingRead::Part::kScales, 0,
                          p.scale_bytes, i * p.scale_bytes});
       }
@@ -101,7 +101,7 @@ Result<void> CudaBuilder::enqueue(Projection& p) {
     for (int s = 0; s < p.sources; ++s) {
       for (int64_t i = 0; i < n; ++i) {
         const auto at = static_cast<size_t>(e + i);
-        reads.push_back({&p.keys[s][at], p.of[s][at], RingRead::Part::kCodes, 0, p.code_bytes,
+        reads.push_back({p.keys[s][at], p.of[s][at], RingRead::Part::kCodes, 0, p.code_bytes,
                          s * p.stacked_codes(n) + i * p.code_bytes});
       }
     }

@@ -105,6 +105,7 @@ void CudaRing::read_loop() {
 
 void CudaRing::enqueue(std::vector<RingRead> reads, int64_t bytes) {
   NIBBLE_CHECK(bytes <= slot_bytes_, bytes, " bytes in a slot of ", slot_bytes_);
+  ++enqueued_;
   {
     std::lock_guard lock(mutex_);
     requests_.push_back({std::move(reads), bytes});
@@ -145,10 +146,10 @@ Result<void> CudaRing::read(const RingRead& read, int64_t begin, int64_t bytes,
   if (read.part == RingRead::Part::kScales && !w.stored_csf()) {  // straight to its place
     const std::span<std::byte> plane(to, static_cast<size_t>(bytes));
     NIBBLE_TRY(index_.read(*w.scales.tensor, w.scales.begin, plane));
-    return recipe::check_scales(*read.key, w, plane);
+    return recipe::check_scales(read.key, w, plane);
   }
   NIBBLE_TRY(const std::vector<std::byte> plane, recipe::read_scale_plane(index_, w));
-  NIBBLE_TRY(recipe::check_scales(*read.key, w, plane));
+  NIBBLE_TRY(recipe::check_scales(read.key, w, plane));
   if (read.part == RingRead::Part::kScales) {
     std::memcpy(to, plane.data(), plane.size());
   } else {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/thread_pool.h"
 #include "device/memory.h"
 #include "recipe/recipe.h"
@@ -29,7 +30,7 @@ struct RingRead {
     kScales,     // the whole scale plane (decoded if stored compressed), checked
     kScalesF32,  // the same of block, channel or tensor FP8, widened to FP32
   };
-  const recipe::WeightKey* key = nullptr;
+  recipe::WeightKey key;
   const recipe::Weight* weight = nullptr;
   Part part = Part::kCodes;
   int64_t begin = 0, bytes = 0;  // bytes: in the slot
@@ -53,11 +54,14 @@ class CudaRing {
   /// device. Work that the caller queues on stream() before the next take() may read the result
   /// (device memory). Errors: the first failing read in order; kDeviceLost.
   Result<std::byte*> take();
-  /// Both, for a single slot when nothing else is enqueued.
+  /// Both, for a single slot; nothing else may be enqueued.
   Result<std::byte*> fill(std::vector<RingRead> reads, int64_t bytes) {
+    NIBBLE_CHECK(idle(), enqueued_ - taken_, " slots are still to be taken");
     enqueue(std::move(reads), bytes);
     return take();
   }
+  /// Every enqueued request was taken.
+  bool idle() const { return enqueued_ == taken_; }
   /// Everything queued is done.
   Result<void> finish();
 
@@ -90,6 +94,7 @@ class CudaRing {
   std::condition_variable changed_;
   std::deque<Request> requests_;                        // not yet read
   std::deque<std::pair<int64_t, Result<void>>> ready_;  // bytes and outcome, not yet taken
+  int64_t enqueued_ = 0;                                // by the caller's thread, like taken_
   int64_t taken_ = 0;                                   // requests that take() returned
   int64_t released_ = 0;                                // of these, whose `free` event is recorded
   bool stop_ = false;

@@ -3,7 +3,6 @@
 // under the thread sanitizer.
 #include "load/cuda_ring.h"
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,70 +11,8 @@
 #include <filesystem>
 #include <random>
 
+#include "load/cuda_stand_in_testing.h"
 #include "recipe/tiny_checkpoint_testing.h"
-
-namespace {
-std::atomic<int> copies{0}, waits{0};
-}  // namespace
-
-extern "C" {
-cudaError_t cudaMalloc(void** p, size_t n) {
-  *p = std::malloc(n);
-  return cudaSuccess;
-}
-cudaError_t cudaFree(void* p) {
-  std::free(p);
-  return cudaSuccess;
-}
-cudaError_t cudaMallocHost(void** p, size_t n) { return cudaMalloc(p, n); }
-cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(1);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(1);
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  ++waits;
-  return cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
-  *ms = 1;
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
-  ++copies;
-  std::memcpy(to, from, n);
-  return cudaSuccess;
-}
-cudaError_t cudaMemset(void* p, int value, size_t n) {
-  std::memset(p, value, n);
-  return cudaSuccess;
-}
-cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* all) {
-  *free_bytes = *all = size_t{1} << 30;
-  return cudaSuccess;
-}
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
-}
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaSuccess; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t) { return "error"; }
-}
 
 namespace nibble::load {
 namespace {
@@ -123,7 +60,7 @@ TEST(CudaRing, SlotsArriveInOrderWithTheirBytes) {
       int64_t at = 0;
       while (reads.size() < 5) {
         const auto& [key, weight] = weights[random() % weights.size()];
-        RingRead read{&key, weight, RingRead::Part::kCodes, 0, weight->codes.bytes, at};
+        RingRead read{key, weight, RingRead::Part::kCodes, 0, weight->codes.bytes, at};
         if (weight->scales.tensor != nullptr && random() % 2 == 0) {
           read.part = RingRead::Part::kScales;
           read.bytes = weight->scales.bytes;
@@ -165,7 +102,7 @@ TEST(CudaRing, AFailedReadIsTheTakersErrorAndEndsCleanly) {
   recipe::Weight bad = weight;
   std::filesystem::resize_file(opened->dir.path() + "/model.safetensors", 4096);
   for (int i = 0; i < 5; ++i) {
-    ring->enqueue({{&key, &bad, RingRead::Part::kCodes, 0, bad.codes.bytes, 0}}, bad.codes.bytes);
+    ring->enqueue({{key, &bad, RingRead::Part::kCodes, 0, bad.codes.bytes, 0}}, bad.codes.bytes);
   }
   const Result<std::byte*> staged = ring->take();
   ASSERT_FALSE(staged);
@@ -182,7 +119,7 @@ TEST(CudaRing, EndsWithWorkStillEnqueued) {
     const std::unique_ptr<CudaRing> ring =
         std::move(CudaRing::create(recipe.index(), pool, 1 << 20, 2).value());
     for (int i = 0; i < 9; ++i) {
-      ring->enqueue({{&key, &weight, RingRead::Part::kCodes, 0, weight.codes.bytes, 0}},
+      ring->enqueue({{key, &weight, RingRead::Part::kCodes, 0, weight.codes.bytes, 0}},
                     weight.codes.bytes);
     }
     for (int i = 0; i < taken; ++i) EXPECT_TRUE(ring->take());
