@@ -204,7 +204,9 @@ void expect_loaded(const TinyOptions& tiny, plan::Scales scales, bool expect_csf
                      Role::kExpertDown, groups[g].experts);
       compressed += layer.groups[g].down.scale_form == kernels::cuda::ScaleForm::kCsf ? 1 : 0;
       for (const int32_t e : groups[g].experts) {
-        if (layer.rank != nullptr) EXPECT_EQ(layer.rank[e], number);
+        if (layer.rank != nullptr) {
+          EXPECT_EQ(layer.rank[e], number);
+        }
         ++number;
       }
     }
