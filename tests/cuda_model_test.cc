@@ -16,9 +16,6 @@ using kernels::Activations;
 using testing::ids;
 using testing::LoadedModel;
 
-const char* const kFixtures[] = {"glm4_moe", "glm4_moe-nvfp4-modelopt", "glm4_moe-nvfp4-ct",
-                                 "glm4_moe-mxfp4-ct", "glm4_moe_mtp"};
-
 cli::CudaModel open(const std::string& directory, plan::Scales scales = plan::Scales::kPlain,
                     kernels::KvType kv = kernels::KvType::kBf16) {
   Result<recipe::Recipe> recipe = recipe::read_recipe(directory);
@@ -163,7 +160,7 @@ TEST_F(CudaModel, DemoLogitsAreNearTheCpus) {
   EXPECT_LE(coarse_sum / static_cast<double>(want.size()), 0.2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Glm4Moe, CudaFixture, ::testing::ValuesIn(kFixtures),
+INSTANTIATE_TEST_SUITE_P(Glm4Moe, CudaFixture, ::testing::ValuesIn(testing::kGlm4MoeFixtures),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');

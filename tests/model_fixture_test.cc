@@ -15,8 +15,6 @@ using kernels::Activations;
 using testing::ids;
 using testing::LoadedModel;
 
-const char* const kFixtures[] = {"glm4_moe", "glm4_moe-nvfp4-modelopt", "glm4_moe-nvfp4-ct",
-                                 "glm4_moe-mxfp4-ct", "glm4_moe_mtp"};
 const char* const kPrompts[] = {"p7", "p40"};
 
 class Fixture : public ::testing::TestWithParam<const char*> {
@@ -183,11 +181,12 @@ TEST(BundledDemo, CompressedScalesGiveTheSameBits) {
   expect_csf_changes_no_bit(NIBBLE_SOURCE_DIR "/models/demo", prompt, true);
 }
 
-INSTANTIATE_TEST_SUITE_P(Glm4Moe, Fixture, ::testing::ValuesIn(kFixtures), [](const auto& test) {
-  std::string name = test.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Glm4Moe, Fixture, ::testing::ValuesIn(testing::kGlm4MoeFixtures),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace nibble

@@ -9,9 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
+
+#include "base/result.h"
 
 namespace nibble {
 
@@ -34,6 +38,22 @@ class ThreadPool {
     run(
         tasks, [](void* ctx, int64_t task, int worker) { (*static_cast<Fn*>(ctx))(task, worker); },
         const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  /// The same for bodies that return Result<void>. All tasks run; the error is that of the first
+  /// failing task in order, so the same every run.
+  template <typename Body>
+  Result<void> try_parallel_for(int64_t tasks, Body&& body) {
+    std::mutex mutex;
+    std::optional<std::pair<int64_t, Error>> failed;
+    parallel_for(tasks, [&](int64_t task, int worker) {
+      if (Result<void> ok = body(task, worker); !ok) {
+        std::lock_guard lock(mutex);
+        if (!failed || task < failed->first) failed.emplace(task, ok.error());
+      }
+    });
+    if (failed) return failed->second;
+    return {};
   }
 
  private:

@@ -1,11 +1,10 @@
 #include "cli/bench_moe.h"
+#include "device/cuda.h"
 
 namespace nibble::cli {
 
 Result<void> bench_moe_cuda(const MoeBenchCommand&, std::ostream&) {
-  return Error(Code::kUnsupported,
-               "fused MoE layers run on a GPU, and this build has no CUDA (no CUDA compiler was "
-               "found)");
+  return device::cuda_use(0).error().with_context("fused MoE layers run on a GPU");
 }
 
 }  // namespace nibble::cli

@@ -1,9 +1,10 @@
 #include "cli/selftest.h"
+#include "device/cuda.h"
 
 namespace nibble::cli {
 
 Result<void> selftest_cuda(const recipe::Recipe*, const VerdictSink&) {
-  return Error(Code::kUnsupported, "this build has no CUDA (no CUDA compiler was found)");
+  return device::cuda_use(0).error();
 }
 
 }  // namespace nibble::cli

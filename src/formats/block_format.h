@@ -73,6 +73,8 @@ int64_t code_row_bytes(FormatId format, int64_t cols);
 /// Bytes of the scale plane of `view` (its pointers are not read).
 int64_t scale_plane_bytes(const MatrixView& view);
 int64_t scale_bytes(ScaleKind kind);
+/// Scale number `index` of a plane of `kind`, widened exactly; any alignment.
+float scale_value(ScaleKind kind, const std::byte* plane, int64_t index);
 /// Errors: kInvalidArgument naming the format if cols break its group or a size is not positive.
 Result<void> check_geometry(const MatrixView& view);
 

@@ -12,26 +12,6 @@ namespace {
 
 uint8_t byte_at(const std::byte* bytes, int64_t i) { return std::to_integer<uint8_t>(bytes[i]); }
 
-float scale_at(ScaleKind kind, const std::byte* scales, int64_t i) {
-  switch (kind) {
-    case ScaleKind::kE4M3: return decode_e4m3(byte_at(scales, i));
-    case ScaleKind::kE8M0: return decode_e8m0(byte_at(scales, i));
-    case ScaleKind::kF32: {
-      float value;
-      std::memcpy(&value, scales + 4 * i, 4);
-      return value;
-    }
-    case ScaleKind::kBf16: {
-      uint16_t bits;
-      std::memcpy(&bits, scales + 2 * i, 2);
-      return decode_bf16(bits);
-    }
-    case ScaleKind::kNone: break;
-  }
-  NIBBLE_CHECK(false, "scale kind ", static_cast<int>(kind));
-  return 0.0f;
-}
-
 /// n E2M1 codes, n even, all times `scale`.
 void decode_e2m1_run(const std::byte* codes, int64_t n, float scale, float* out) {
   for (int64_t i = 0; i < n / 2; ++i) {
@@ -87,8 +67,8 @@ void decode_fp8_block_row(const MatrixView& view, int64_t row, float* out) {
   for (int64_t b = 0; b < across; ++b) {
     int64_t end = (b + 1) * view.block_cols - view.origin_col;
     if (end > view.cols) end = view.cols;
-    decode_e4m3_run(codes + col, end - col, scale_at(view.scale_kind, view.scales, first_scale + b),
-                    out + col);
+    decode_e4m3_run(codes + col, end - col,
+                    scale_value(view.scale_kind, view.scales, first_scale + b), out + col);
     col = end;
   }
 }
@@ -105,15 +85,35 @@ void decode_row(const MatrixView& view, int64_t row, float* out) {
     case FormatId::kNf3: decode_grouped_row(view, row, out); return;
     case FormatId::kFp8Block: decode_fp8_block_row(view, row, out); return;
     case FormatId::kFp8Channel:
-      decode_e4m3_run(codes, view.cols, scale_at(view.scale_kind, view.scales, row), out);
+      decode_e4m3_run(codes, view.cols, scale_value(view.scale_kind, view.scales, row), out);
       return;
     case FormatId::kFp8Tensor:
-      decode_e4m3_run(codes, view.cols, scale_at(view.scale_kind, view.scales, 0), out);
+      decode_e4m3_run(codes, view.cols, scale_value(view.scale_kind, view.scales, 0), out);
       return;
   }
 }
 
 }  // namespace
+
+float scale_value(ScaleKind kind, const std::byte* plane, int64_t index) {
+  switch (kind) {
+    case ScaleKind::kE4M3: return decode_e4m3(byte_at(plane, index));
+    case ScaleKind::kE8M0: return decode_e8m0(byte_at(plane, index));
+    case ScaleKind::kF32: {
+      float value;
+      std::memcpy(&value, plane + 4 * index, 4);
+      return value;
+    }
+    case ScaleKind::kBf16: {
+      uint16_t bits;
+      std::memcpy(&bits, plane + 2 * index, 2);
+      return decode_bf16(bits);
+    }
+    case ScaleKind::kNone: break;
+  }
+  NIBBLE_CHECK(false, "scale kind ", static_cast<int>(kind));
+  return 0.0f;
+}
 
 void decode_rows(const MatrixView& view, int64_t row_begin, int64_t row_count, float* out) {
   NIBBLE_CHECK(row_begin >= 0 && row_count >= 0 && row_count <= view.rows - row_begin, row_begin,

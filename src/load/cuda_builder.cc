@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "device/cuda.h"
-#include "formats/element.h"
 #include "kernels/cuda/packing.h"
 
 namespace nibble::load {
@@ -225,16 +224,8 @@ Result<void> CudaBuilder::append_factors(const WeightKey& key, const Weight& wei
   NIBBLE_TRY(recipe_.index().read(*weight.scales.tensor, weight.scales.begin, bytes));
   NIBBLE_TRY(recipe::check_scales(key, weight, bytes));
   for (int64_t r = 0; r < v.rows; ++r) {
-    const int64_t i = v.format == FormatId::kFp8Tensor ? 0 : r;
-    float value = 0.0f;
-    if (v.scale_kind == formats::ScaleKind::kBf16) {
-      uint16_t half;
-      std::memcpy(&half, bytes.data() + 2 * i, 2);
-      value = formats::decode_bf16(half);
-    } else {
-      std::memcpy(&value, bytes.data() + 4 * i, 4);
-    }
-    factors.push_back(value);
+    const int64_t index = v.format == FormatId::kFp8Tensor ? 0 : r;
+    factors.push_back(formats::scale_value(v.scale_kind, bytes.data(), index));
   }
   count(weight.stored_scale_bytes());
   return {};

@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <mutex>
-#include <optional>
 
 #include "device/cuda.h"
-#include "formats/element.h"
 #include "recipe/scale_plane.h"
 
 namespace nibble::load {
@@ -17,21 +14,9 @@ namespace {
 constexpr int64_t kPieceBytes = 256 << 10;
 
 void widen_scales(formats::ScaleKind kind, std::span<const std::byte> from, std::byte* to) {
-  const int64_t step = formats::scale_bytes(kind);
-  const auto count = static_cast<int64_t>(from.size()) / step;
+  const int64_t count = static_cast<int64_t>(from.size()) / formats::scale_bytes(kind);
   for (int64_t i = 0; i < count; ++i) {
-    const std::byte* p = from.data() + i * step;
-    float value = 0.0f;
-    uint16_t half;
-    switch (kind) {
-      case formats::ScaleKind::kF32: std::memcpy(&value, p, 4); break;
-      case formats::ScaleKind::kBf16:
-        std::memcpy(&half, p, 2);
-        value = formats::decode_bf16(half);
-        break;
-      case formats::ScaleKind::kE8M0: value = formats::decode_e8m0(static_cast<uint8_t>(*p)); break;
-      default: NIBBLE_CHECK(false, "scale kind ", static_cast<int>(kind));
-    }
+    const float value = formats::scale_value(kind, from.data(), i);
     std::memcpy(to + 4 * i, &value, 4);
   }
 }
@@ -171,19 +156,14 @@ Result<void> CudaRing::read_slot(const Request& request, std::byte* slot) {
     }
   }
   const auto begin = std::chrono::steady_clock::now();
-  std::mutex mutex;
-  std::optional<std::pair<int64_t, Error>> failed;
-  pool_.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
-    const Task& task = tasks[static_cast<size_t>(i)];
-    if (Result<void> ok = read(*task.read, task.begin, task.bytes, slot); !ok) {
-      std::lock_guard lock(mutex);
-      if (!failed || i < failed->first) failed.emplace(i, ok.error());
-    }
-  });
+  const Result<void> done =
+      pool_.try_parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
+        const Task& task = tasks[static_cast<size_t>(i)];
+        return read(*task.read, task.begin, task.bytes, slot);
+      });
   reading_seconds_ +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (failed) return failed->second;
-  return {};
+  return done;
 }
 
 Result<void> CudaRing::finish() { return cuda_ok(cudaStreamSynchronize(stream_), "loading"); }

@@ -4,8 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <mutex>
-#include <optional>
 
 #include "formats/element.h"
 #include "recipe/scale_plane.h"
@@ -192,17 +190,11 @@ Result<void> StoreBuilder::run_task(const Task& task, int worker) {
 // run.
 Result<void> StoreBuilder::for_each(int64_t count,
                                     const std::function<Result<void>(int64_t, int)>& body) {
-  std::mutex mutex;
-  std::optional<std::pair<int64_t, Error>> failed;
-  pool_.parallel_for(count, [&](int64_t i, int worker) {
-    if (Result<void> ok = body(i, worker); !ok) {
-      std::lock_guard lock(mutex);
-      if (!failed || i < failed->first) failed.emplace(i, ok.error());
-    }
+  return pool_.try_parallel_for(count, [&](int64_t i, int worker) {
+    Result<void> done = body(i, worker);
     if (worker == 0) report(false);
+    return done;
   });
-  if (failed) return failed->second;
-  return {};
 }
 
 Result<void> StoreBuilder::encode(Candidate& candidate) {

@@ -1,7 +1,6 @@
 #include "load/scale_compression.h"
 
 #include <mutex>
-#include <optional>
 
 #include "recipe/scale_plane.h"
 
@@ -42,21 +41,17 @@ Result<std::vector<ScaleReport>> measure_scales(const recipe::Recipe& recipe,
   }
   std::map<std::pair<int32_t, recipe::Role>, ScaleReport> reports;
   std::mutex mutex;
-  std::optional<std::pair<int64_t, Error>> failed;  // the first in order: the same every run
-  pool.parallel_for(static_cast<int64_t>(keys.size()), [&](int64_t i, int) {
+  const auto measure = [&](int64_t i, int) -> Result<void> {
     const recipe::WeightKey& key = keys[static_cast<size_t>(i)];
-    const Result<codec::CsfTiles> tiles = encode_scales(recipe, key);
+    NIBBLE_TRY(const codec::CsfTiles tiles, encode_scales(recipe, key));
     std::lock_guard lock(mutex);
-    if (!tiles) {
-      if (!failed || i < failed->first) failed.emplace(i, tiles.error());
-      return;
-    }
     ScaleReport& report = reports[{key.layer, key.role}];
     report.layer = key.layer;
     report.role = key.role;
-    report.add(plan.weights.at(key), *tiles);
-  });
-  if (failed) return failed->second;
+    report.add(plan.weights.at(key), tiles);
+    return {};
+  };
+  NIBBLE_TRY(pool.try_parallel_for(static_cast<int64_t>(keys.size()), measure));
   std::vector<ScaleReport> list;
   for (const auto& [id, report] : reports) list.push_back(report);
   return list;

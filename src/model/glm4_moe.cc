@@ -49,11 +49,7 @@ class Glm4Moe final : public Model {
     head_ = weights_->matrix({-1, Role::kHead, -1});
     final_norm_ = weights_->vector({-1, Role::kFinalNorm, -1});
     for (int32_t i = 0; i < config_.layers; ++i) layers_.push_back(bind_layer(i));
-    for (int64_t i = 0; i < config_.rotary_dim / 2; ++i) {
-      // FP32 as the reference: 1 / theta^(2i / rotary_dim).
-      const float exponent = static_cast<float>(2 * i) / static_cast<float>(config_.rotary_dim);
-      inv_freq_.push_back(1.0f / std::pow(static_cast<float>(config_.rope_theta), exponent));
-    }
+    inv_freq_ = glm4_moe_inv_freq(config_);
   }
 
   const recipe::ModelConfig& config() const override { return config_; }
@@ -193,14 +189,7 @@ void Glm4Moe::feed_forward(const Exec& exec, const Layer& layer, int64_t index, 
 
   int32_t* ids = exec.workspace->take<int32_t>(rows * config_.top_k);
   float* weights = exec.workspace->take<float>(rows * config_.top_k);
-  kernels::RouterParams params;
-  params.score = kernels::RouterScore::kSigmoid;
-  params.experts = config_.experts;
-  params.top_k = config_.top_k;
-  params.groups = config_.groups;
-  params.top_groups = config_.top_groups;
-  params.normalize = config_.normalize_top_k;
-  params.scaling = config_.routed_scaling;
+  kernels::RouterParams params = glm4_moe_router(config_);
   params.correction_bias = layer.router_bias;
   kernels::route(exec, logits, rows, params, ids, weights);
   const int64_t chosen = rows * config_.top_k;
@@ -281,6 +270,27 @@ Result<void> Glm4Moe::forward(const Exec& exec, const StepInput& input,
 }
 
 }  // namespace
+
+kernels::RouterParams glm4_moe_router(const recipe::ModelConfig& config) {
+  kernels::RouterParams params;
+  params.score = kernels::RouterScore::kSigmoid;
+  params.experts = config.experts;
+  params.top_k = config.top_k;
+  params.groups = config.groups;
+  params.top_groups = config.top_groups;
+  params.normalize = config.normalize_top_k;
+  params.scaling = config.routed_scaling;
+  return params;
+}
+
+std::vector<float> glm4_moe_inv_freq(const recipe::ModelConfig& config) {
+  std::vector<float> inv_freq;
+  for (int64_t i = 0; i < config.rotary_dim / 2; ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.rotary_dim);
+    inv_freq.push_back(1.0f / std::pow(static_cast<float>(config.rope_theta), exponent));
+  }
+  return inv_freq;
+}
 
 Result<std::unique_ptr<Model>> make_glm4_moe(const recipe::ModelConfig& config,
                                              std::shared_ptr<const load::WeightStore> weights) {

@@ -4,13 +4,19 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
+#include "kernels/router/router.h"
 #include "model/model.h"
 
 namespace nibble::model {
 
 Result<std::unique_ptr<Model>> make_glm4_moe(const recipe::ModelConfig& config,
                                              std::shared_ptr<const load::WeightStore> weights);
+/// What the graphs of every device take from the config. correction_bias is left null.
+kernels::RouterParams glm4_moe_router(const recipe::ModelConfig& config);
+/// FP32 as the reference: 1 / theta^(2i / rotary_dim), [rotary_dim / 2].
+std::vector<float> glm4_moe_inv_freq(const recipe::ModelConfig& config);
 int64_t glm4_moe_workspace_bytes(const recipe::ModelConfig& config, int64_t max_rows,
                                  int64_t max_logit_rows, int threads);
 

@@ -11,6 +11,7 @@
 #include "kernels/cuda/sample.h"
 #include "load/cuda_ring.h"
 #include "model/cuda_step.h"
+#include "model/glm4_moe.h"
 #include "plan/plan.h"
 
 namespace nibble::model {
@@ -185,11 +186,7 @@ Result<void> Glm4MoeCuda::prepare(const StepLimits& limits) {
   limits_ = limits;
   NIBBLE_TRY(cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
   NIBBLE_TRY(step_.allocate(limits));
-  std::vector<float> inv_freq;
-  for (int64_t i = 0; i < config_.rotary_dim / 2; ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(config_.rotary_dim);
-    inv_freq.push_back(1.0f / std::pow(static_cast<float>(config_.rope_theta), exponent));
-  }
+  const std::vector<float> inv_freq = glm4_moe_inv_freq(config_);
   const size_t bytes = inv_freq.size() * sizeof(float);
   NIBBLE_TRY(inv_freq_, device::cuda_memory(static_cast<int64_t>(bytes)));
   NIBBLE_TRY(cuda_ok(cudaMemcpy(inv_freq_.data(), inv_freq.data(), bytes, cudaMemcpyHostToDevice),
@@ -256,14 +253,7 @@ Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
     dense.y = b_.delta;
     return cuda::moe_layer(mlp_shape(layer), {{&layer.mlp, 1}}, dense, b_.moe, stream_);
   }
-  kernels::RouterParams params;
-  params.score = kernels::RouterScore::kSigmoid;
-  params.experts = config_.experts;
-  params.top_k = config_.top_k;
-  params.groups = config_.groups;
-  params.top_groups = config_.top_groups;
-  params.normalize = config_.normalize_top_k;
-  params.scaling = config_.routed_scaling;
+  kernels::RouterParams params = glm4_moe_router(config_);
   params.correction_bias = layer.correction_bias;
   NIBBLE_TRY(cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_));
   if (layer.has_mlp) {

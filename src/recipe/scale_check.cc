@@ -1,9 +1,7 @@
 // Scales that would poison a matrix: NaN, negative, or nothing but zeros. One pass that only
 // collects, and a second one that finds the element where the first saw a fault.
 #include <cmath>
-#include <cstring>
 
-#include "formats/element.h"
 #include "recipe/recipe.h"
 
 namespace nibble::recipe {
@@ -15,25 +13,6 @@ struct Seen {
   bool fault = false;  // NaN, infinite or negative somewhere
   bool nonzero = false;
 };
-
-float scale_at(std::span<const std::byte> bytes, ScaleKind kind, size_t i) {
-  switch (kind) {
-    case ScaleKind::kE4M3: return formats::decode_e4m3(std::to_integer<uint8_t>(bytes[i]));
-    case ScaleKind::kE8M0: return formats::decode_e8m0(std::to_integer<uint8_t>(bytes[i]));
-    case ScaleKind::kBf16: {
-      uint16_t bits = 0;
-      std::memcpy(&bits, bytes.data() + 2 * i, sizeof(bits));
-      return formats::decode_bf16(bits);
-    }
-    case ScaleKind::kF32: {
-      float value = 0;
-      std::memcpy(&value, bytes.data() + 4 * i, sizeof(value));
-      return value;
-    }
-    case ScaleKind::kNone: break;
-  }
-  return 0;
-}
 
 bool faulty(float scale) { return !std::isfinite(scale) || scale < 0; }
 
@@ -56,9 +35,9 @@ Seen scan(std::span<const std::byte> bytes, ScaleKind kind) {
     seen.fault = fault != 0;
     seen.nonzero = true;  // byte 0 is 2^-127
   } else {
-    const size_t count = bytes.size() / static_cast<size_t>(formats::scale_bytes(kind));
-    for (size_t i = 0; i < count; ++i) {
-      const float scale = scale_at(bytes, kind, i);
+    const int64_t count = static_cast<int64_t>(bytes.size()) / formats::scale_bytes(kind);
+    for (int64_t i = 0; i < count; ++i) {
+      const float scale = formats::scale_value(kind, bytes.data(), i);
       seen.fault = seen.fault || faulty(scale);
       seen.nonzero = seen.nonzero || scale != 0;
     }
@@ -83,7 +62,7 @@ Result<void> check_scales(const WeightKey& key, const Weight& weight,
   const Seen seen = scan(scales, kind);
   const int64_t each = formats::scale_bytes(kind);
   for (int64_t i = 0; seen.fault && i < bytes / each; ++i) {
-    const float scale = scale_at(scales, kind, static_cast<size_t>(i));
+    const float scale = formats::scale_value(kind, scales.data(), i);
     if (!faulty(scale)) continue;
     return Error(Code::kCorruptInput, cat(where, " element ", weight.scales.begin / each + i,
                                           ": expected a finite scale that is not negative, found ",

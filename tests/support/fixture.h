@@ -14,6 +14,10 @@
 
 namespace nibble::testing {
 
+inline constexpr const char* kGlm4MoeFixtures[] = {"glm4_moe", "glm4_moe-nvfp4-modelopt",
+                                                   "glm4_moe-nvfp4-ct", "glm4_moe-mxfp4-ct",
+                                                   "glm4_moe_mtp"};
+
 inline std::vector<int32_t> ids(const TensorFile& file, const std::string& name) {
   const std::vector<int64_t> wide = file.get(name).as<int64_t>();
   return {wide.begin(), wide.end()};

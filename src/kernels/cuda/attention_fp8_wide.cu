@@ -1,25 +1,11 @@
 // The attention kernels for FP8 keys and values and wide heads. A file of its own, to compile in
 // parallel.
-#include "kernels/cuda/attention_rows.cuh"
-#include "kernels/cuda/attention_tiles.cuh"
+#include "kernels/cuda/attention_table.cuh"
 
 namespace nibble::kernels::cuda {
-namespace {
-
-template <int kHeadDim, KvFormat kFormat>
-AttentionKernels attention_kernels() {
-  return {launch_rows<kHeadDim, kFormat, false>, launch_rows<kHeadDim, kFormat, true>,
-          launch_tiles<kHeadDim, kFormat>};
-}
-
-}  // namespace
 
 AttentionKernels attention_kernels_fp8_wide(int64_t head_dim) {
-  switch (head_dim) {
-    case 192: return attention_kernels<192, KvFormat::kFp8E4m3>();
-    case 256: return attention_kernels<256, KvFormat::kFp8E4m3>();
-    default: return {};
-  }
+  return attention_kernels_wide<KvFormat::kFp8E4m3>(head_dim);
 }
 
 }  // namespace nibble::kernels::cuda

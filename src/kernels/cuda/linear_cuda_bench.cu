@@ -5,7 +5,6 @@
 // next one's weights may be on their way while one ends. % is of a device-to-device copy (read +
 // write) measured in the same run. Correctness is linear_cuda_check's.
 #include <algorithm>
-#include <functional>
 #include <random>
 
 #include "kernels/cuda/launch.h"
@@ -32,60 +31,13 @@ void fill(const DeviceBuffer& b, uint32_t mask = 0xBFBFBFBFu, uint32_t set = 0x3
   must(cudaGetLastError(), "fill");
 }
 
-struct Timing {
-  double us, spread;
-};
-/// Median of 15 replays of a graph of `count` calls of `queue`.
-Timing time_graph(int count, const std::function<void(int, cudaStream_t)>& queue) {
-  cudaStream_t stream;
-  must(cudaStreamCreate(&stream), "stream");
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int i = 0; i < count; ++i) queue(i, stream);
-  must(cudaStreamEndCapture(stream, &graph), "capture");
-  must(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-  cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin), "event");
-  must(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 17; ++i) {
-    must(cudaEventRecord(begin, stream), "event");
-    must(cudaGraphLaunch(exec, stream), "replay");
-    must(cudaEventRecord(end, stream), "event");
-    must(cudaEventSynchronize(end), "replay");
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 2) times.push_back(ms * 1e3f / static_cast<float>(count));
-  }
-  std::sort(times.begin(), times.end());
-  must(cudaGraphExecDestroy(exec), "graph");
-  must(cudaGraphDestroy(graph), "graph");
-  must(cudaStreamDestroy(stream), "stream");
-  const double median = times[times.size() / 2];
-  return {median, 100.0 * (times.back() - times.front()) / median};
-}
+constexpr int kReplays = 15;
+double spread_of(const test::Times& t) { return 100.0 * (t.high - t.low) / t.median; }
 
 double copy_bandwidth() {
-  const int64_t bytes = int64_t{4} << 30;
-  DeviceBuffer a(bytes), b(bytes);
-  fill(a);
-  cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin), "event");
-  must(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 11; ++i) {
-    must(cudaEventRecord(begin), "event");
-    must(cudaMemcpyAsync(b.data(), a.data(), static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice),
-         "copy");
-    must(cudaEventRecord(end), "event");
-    must(cudaEventSynchronize(end), "event");
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 2) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  return 2.0 * static_cast<double>(bytes) / (times[times.size() / 2] * 1e-3);
+  DeviceBuffer from(int64_t{4} << 30), to(from.bytes());
+  fill(from);
+  return test::copy_bandwidth(from, to);
 }
 
 /// Stands for the small kernels between products (norms): one CTA, waits, reads and writes little.
@@ -115,7 +67,7 @@ void bench_linear(FormatId f, const Shape& s, const std::vector<int64_t>& counts
   must(cudaDeviceSynchronize(), "fill");
   for (const int64_t rows : counts) {
     const int count = rows > 256 || bytes > (64 << 20) ? 8 : 48;
-    const Timing t = time_graph(count, [&](int i, cudaStream_t stream) {
+    const test::Times t = test::time_graph(count, kReplays, [&](cudaStream_t stream, int i) {
       LinearWeight w{f, s.out, s.cols, weights.data() + i % sets * bytes};
       if (f == FormatId::kNvfp4) w.factor = factor.as<float>();
       LinearArgs a;
@@ -128,8 +80,8 @@ void bench_linear(FormatId f, const Shape& s, const std::vector<int64_t>& counts
       }
       must(linear(w, a, scratch.data(), stream, path), "linear");
     });
-    const double rate = static_cast<double>(bytes) / (t.us * 1e-6);
-    const double flops = 2.0 * static_cast<double>(rows * s.out * s.cols) / (t.us * 1e-6);
+    const double rate = static_cast<double>(bytes) / (t.median * 1e-6);
+    const double flops = 2.0 * static_cast<double>(rows * s.out * s.cols) / (t.median * 1e-6);
     std::printf("| %s | %s %lld x %lld | %s | %lld | %.2f | %.1f | %.2f | %.0f | %.1f |\n",
                 formats::block_format(f).name.data(), s.name, static_cast<long long>(s.out),
                 static_cast<long long>(s.cols),
@@ -137,8 +89,8 @@ void bench_linear(FormatId f, const Shape& s, const std::vector<int64_t>& counts
                 : path == LinearPath::kAuto    ? "auto"
                 : path == LinearPath::kFewRows ? "few"
                                                : "many",
-                static_cast<long long>(rows), t.us, t.spread, rate * 1e-12, 100 * rate / copy,
-                flops * 1e-12);
+                static_cast<long long>(rows), t.median, spread_of(t), rate * 1e-12,
+                100 * rate / copy, flops * 1e-12);
     std::fflush(stdout);
   }
 }
@@ -162,7 +114,7 @@ void bench_router(FormatId f, int64_t experts, int64_t top_k, int64_t hidden,
   p.top_k = top_k;
   p.correction_bias = bias.as<float>();
   for (const int64_t rows : counts) {
-    const Timing t = time_graph(48, [&](int i, cudaStream_t stream) {
+    const test::Times t = test::time_graph(48, kReplays, [&](cudaStream_t stream, int i) {
       const RouterWeight w{f, experts, hidden, weights.data() + i % kSets * bytes};
       must(route(w, p, x.as<float>(), 0, rows, scratch.data(), ids.as<int32_t>(), out.as<float>(),
                  stream),
@@ -171,8 +123,8 @@ void bench_router(FormatId f, int64_t experts, int64_t top_k, int64_t hidden,
     std::printf("| router %s | %lld x %lld top %lld | - | %lld | %.2f | %.1f | - | - | %.1f |\n",
                 formats::block_format(f).name.data(), static_cast<long long>(experts),
                 static_cast<long long>(hidden), static_cast<long long>(top_k),
-                static_cast<long long>(rows), t.us, t.spread,
-                2e-6 * static_cast<double>(rows * experts * hidden) / t.us);
+                static_cast<long long>(rows), t.median, spread_of(t),
+                2e-6 * static_cast<double>(rows * experts * hidden) / t.median);
     std::fflush(stdout);
   }
 }
@@ -191,12 +143,12 @@ int run(int argc, char** argv) {
   if (has("decode")) {
     DeviceBuffer x(8192), y(8192);
     must(cudaMemset(y.data(), 0, 8192), "zero");
-    const Timing t = time_graph(48, [&](int, cudaStream_t stream) {
+    const test::Times t = test::time_graph(48, kReplays, [&](cudaStream_t stream, int) {
       must(launch_overlapped(between_kernel, 1, 512, 0, stream, y.as<float>(), x.as<uint32_t>()),
            "between");
     });
-    std::printf("| - | the kernel between, alone | - | - | %.2f | %.1f | - | - | - |\n", t.us,
-                t.spread);
+    std::printf("| - | the kernel between, alone | - | - | %.2f | %.1f | - | - | - |\n", t.median,
+                spread_of(t));
     for (const FormatId f : {FormatId::kBf16, FormatId::kMxfp8, FormatId::kNvfp4}) {
       for (const Shape& s : {qkv, o}) {
         bench_linear(f, s, {1, 2, 4, 8, 16, 32, 48, 64}, copy, LinearPath::kFewRows);

@@ -14,24 +14,9 @@ double median(std::vector<float> v) {
 }
 
 double copy_bandwidth() {
-  const int64_t bytes = int64_t{4} << 30;
-  DeviceBuffer a(bytes), b(bytes);
-  fill_random(a.as<uint8_t>(), bytes, 1);
-  cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin), "event");
-  must(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 12; ++i) {
-    must(cudaEventRecord(begin), "event");
-    must(cudaMemcpyAsync(b.data(), a.data(), static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice),
-         "copy");
-    must(cudaEventRecord(end), "event");
-    must(cudaEventSynchronize(end), "event");
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 2) times.push_back(ms);
-  }
-  return 2.0 * static_cast<double>(bytes) / (median(times) * 1e-3);
+  DeviceBuffer from(int64_t{4} << 30), to(from.bytes());
+  fill_random(from.as<uint8_t>(), from.bytes(), 1);
+  return test::copy_bandwidth(from, to);
 }
 
 using WeightSets = std::vector<std::unique_ptr<LayerWeights>>;

@@ -187,18 +187,6 @@ void get_block(FormatId format, const std::byte* block, int64_t lane, std::byte*
   }
 }
 
-float wide_scale(ScaleKind kind, const std::byte* plane, int64_t index) {
-  switch (kind) {
-    case ScaleKind::kF32: return read<float>(plane + index * 4);
-    case ScaleKind::kBf16: return formats::decode_bf16(read<uint16_t>(plane + index * 2));
-    case ScaleKind::kE8M0: return formats::decode_e8m0(static_cast<uint8_t>(plane[index]));
-    case ScaleKind::kNone:
-    case ScaleKind::kE4M3: break;
-  }
-  NIBBLE_CHECK(false, "scale kind ", static_cast<int>(kind));
-  return 0.0f;
-}
-
 void put_wide_scale(ScaleKind kind, uint32_t bits, std::byte* plane, int64_t index) {
   if (kind == ScaleKind::kF32) return write(plane + index * 4, bits);
   if (kind == ScaleKind::kBf16) {
@@ -303,7 +291,7 @@ Result<tensor::TensorRef> repack_tile16(const MatrixView& src, std::span<std::by
         src, [&](int64_t from, int64_t to) { scales[static_cast<size_t>(to)] = src.scales[from]; });
   } else {
     for_each_scale(src, [&](int64_t from, int64_t to) {
-      write(scales.data() + to, wide_scale(src.scale_kind, src.scales, from));
+      write(scales.data() + to, formats::scale_value(src.scale_kind, src.scales, from));
     });
   }
 
