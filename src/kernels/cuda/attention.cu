@@ -107,9 +107,13 @@ bool plan_rows(AttentionLaunch& launch, const AttentionHint& hint, int64_t parti
 }
 
 /// Clusters for a fused decode step. Fills ctas and splits; false: not with clusters.
-bool plan_clusters(AttentionLaunch& launch, const AttentionHint& hint) {
+bool plan_clusters(AttentionLaunch& launch, const AttentionHint& hint, int64_t clusters,
+                   int64_t processors) {
+  const bool automatic = hint.path == AttentionPath::kAuto;
+  if (!automatic && hint.path != AttentionPath::kRowsByCluster) return false;
   const int64_t blocks = ceil_div(hint.max_context, kKvPageTokens);
   for (const int64_t ctas : {kWideCluster, kNarrowCluster}) {
+    if (automatic && clusters * ctas > kBlocksPerProcessor * processors) continue;
     if (ctas == kWideCluster && blocks <= kNarrowCluster) continue;
     if (blocks > ctas * kMaxClusterTurns) continue;
     launch.ctas = static_cast<int>(ctas);
@@ -152,10 +156,10 @@ Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareA
   launch.tile_rows = kTileQueries / launch.group;
   // Architectures with clusters of 16 CTAs and 227 KiB of shared memory each.
   const bool has_clusters = major == 9 || major == 10;
+  const int64_t clusters = step.rows * cache.kv_heads * launch.parts;
   if (fused != nullptr && kernels.clusters != nullptr && has_clusters &&
-      hint.path == AttentionPath::kRowsByCluster && plan_clusters(launch, hint)) {
-    const int64_t units = step.rows * cache.kv_heads * launch.parts;
-    error = kernels.clusters(launch, static_cast<int>(units * launch.ctas), stream);
+      plan_clusters(launch, hint, clusters, processors)) {
+    error = kernels.clusters(launch, static_cast<int>(clusters * launch.ctas), stream);
     if (error != cudaSuccess) {
       return Error(Code::kInternal, cat("attention: ", cudaGetErrorString(error)));
     }

@@ -13,6 +13,7 @@ bool takes_few(int64_t rows, int64_t out) { return rows <= 16 || (rows <= 64 && 
 
 // Most rows of the kernel that holds the weights; it counts on 227 KiB of shared memory a CTA.
 constexpr int64_t kHeldRows = 16;
+constexpr int64_t kAutoHeldRows = 8;  // it multiplies 8 rows at a time
 
 constexpr int64_t kMaxSegments = 208;  // the few-row kernel's sums of 8 tokens fill shared memory
 constexpr int64_t kMaxCount = int64_t{1} << 24;
@@ -116,7 +117,9 @@ Result<void> linear(const LinearWeight& weight, const LinearArgs& args, void* sc
   k.vector_y = k.y_stride % 2 == 0 && reinterpret_cast<uintptr_t>(args.y) % 8 == 0;
 
   if (path == LinearPath::kAuto) {
-    path = takes_few(args.rows, weight.out) ? LinearPath::kFewRows : LinearPath::kManyRows;
+    path = args.rows <= kAutoHeldRows         ? LinearPath::kHeld
+           : takes_few(args.rows, weight.out) ? LinearPath::kFewRows
+                                              : LinearPath::kManyRows;
   }
   if (path == LinearPath::kHeld &&
       (args.rows > kHeldRows || (major != 9 && major != 10) || launchers.held == nullptr ||

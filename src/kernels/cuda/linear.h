@@ -43,8 +43,7 @@ struct LinearArgs {
 };
 
 /// Which kernel runs; kAuto picks by rows. The result's bits do not depend on it. kHeld: few rows,
-/// weights all in shared memory at once; where that is not possible, the few-row kernel. kAuto does
-/// not take it until it has run in a whole model: so far it was checked by itself.
+/// weights all in shared memory at once; where that is not possible, the few-row kernel.
 enum class LinearPath : uint8_t { kAuto, kFewRows, kManyRows, kHeld };
 
 /// Device bytes of a packed matrix; 0: the format has no dense kernel.

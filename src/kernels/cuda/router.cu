@@ -421,7 +421,7 @@ Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
     e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
   if (e != cudaSuccess) return Error(Code::kInternal, cudaGetErrorString(e));
-  if (path != NormRoutePath::kFused || norm.rows > kClusterRows ||
+  if (path == NormRoutePath::kTwoKernels || norm.rows > kClusterRows ||
       norm.hidden > kMaxNormRouteHidden || major < 9) {
     NIBBLE_TRY(add_rms_norm(norm, stream));
     return route(weight, params, norm.normed_f32, 0, norm.rows, scratch, ids, weights, stream);

@@ -48,8 +48,7 @@ Result<void> route(const RouterWeight& weight, const RouterParams& params, const
                    int64_t x_stride, int64_t rows, void* scratch, int32_t* ids, float* weights,
                    cudaStream_t stream, float* logits = nullptr);
 
-/// How norm_route() runs; the result's bits do not depend on it. kAuto is kTwoKernels until kFused
-/// has run in a whole model: so far it was checked by itself.
+/// How norm_route() runs; the result's bits do not depend on it. kAuto is kFused where that can be.
 enum class NormRoutePath : uint8_t { kAuto, kTwoKernels, kFused };
 
 /// add_rms_norm(norm) and route() of its FP32 result, same bits. kFused: one kernel for up to 16

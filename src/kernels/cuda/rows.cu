@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kMaxNormThreads) norm_kernel(const NormLaunch 
     const int at = tid + i * threads;
     if (at < quads) weight[i] = reinterpret_cast<const float4*>(a.weight)[at];
   }
+  allow_next_kernel();  // first: the next product's weights are known, too
   wait_for_previous_kernel();
-  allow_next_kernel();
   const int64_t out_row = blockIdx.x;
   const int64_t row = a.rows == nullptr ? out_row : a.rows[out_row];
   float4 x[kQuads];
