@@ -28,16 +28,15 @@ bool scales_rows(FormatId format) {
 }  // namespace
 
 Result<void> CudaBuilder::open() {
-  const recipe::ModelConfig& config = recipe_.config();
-  int64_t slot = plan::kCudaSlotBytes;
   for (const auto& [key, weight] : recipe_.weights()) {
-    if (key.layer >= config.layers) continue;
+    if (key.layer >= recipe_.config().layers) continue;
     total_ += weight.codes.bytes + weight.stored_scale_bytes();
-    // One expert's codes of two matrices, or 64 rows of any matrix, must fit.
-    const int64_t whole = weight.codes.bytes + formats::scale_plane_bytes(weight.meta);
-    if (key.expert >= 0) slot = std::max(slot, 2 * whole + 4096);
   }
-  NIBBLE_TRY(ring_, CudaRing::create(recipe_.index(), pool_, slot, plan::kCudaSlots));
+  NIBBLE_TRY(ring_, CudaRing::create(recipe_.index(), pool_, plan_.staging));
+  NIBBLE_TRY(std::byte * flag_block, keep(kMaxFlags * int64_t{sizeof(int)}));
+  flag_block_ = reinterpret_cast<int*>(flag_block);
+  NIBBLE_TRY(
+      cuda_ok(cudaMemsetAsync(flag_block_, 0, kMaxFlags * sizeof(int), stream()), "loading"));
   return {};
 }
 
@@ -84,19 +83,28 @@ Result<std::byte*> CudaBuilder::scratch(int which, int64_t bytes) {
   return memory.data();
 }
 
-Result<int*> CudaBuilder::flags(const std::string& name) {
-  if (flag_block_ == nullptr) {
-    NIBBLE_TRY(std::byte * block, keep(kMaxFlags * int64_t{sizeof(int)}));
-    NIBBLE_TRY(cuda_ok(cudaMemset(block, 0, kMaxFlags * sizeof(int)), "loading"));
-    NIBBLE_TRY(cuda_ok(cudaDeviceSynchronize(), "loading"));
-    flag_block_ = reinterpret_cast<int*>(block);
-  }
+int* CudaBuilder::flags(const std::string& name) {
   flag_names_.push_back(name);
   NIBBLE_CHECK(flag_names_.size() <= kMaxFlags, name);
   return flag_block_ + flag_names_.size() - 1;
 }
 
+void CudaBuilder::defer(std::function<Result<void>()> step) {
+  ++declared_;
+  steps_.push_back(std::move(step));
+}
+
+Result<void> CudaBuilder::place(int64_t count) {
+  while (declared_ - static_cast<int64_t>(steps_.size()) < count) {
+    const std::function<Result<void>()> step = std::move(steps_.front());
+    steps_.pop_front();
+    NIBBLE_TRY(step());
+  }
+  return {};
+}
+
 Result<void> CudaBuilder::settle() {
+  NIBBLE_TRY(place(declared_));
   NIBBLE_CHECK(ring_->idle());
   NIBBLE_TRY(ring_->finish());
   NIBBLE_TRY(upload_constants());
@@ -136,77 +144,97 @@ Result<const float*> CudaBuilder::vector(const WeightKey& key) {
   return constant(values);
 }
 
-Result<const std::byte*> CudaBuilder::rows(const WeightKey& key, const Weight& weight) {
-  const int64_t bytes = weight.codes.bytes;
-  const auto part_at = [&](int64_t at) { return std::min(ring_->slot_bytes(), bytes - at); };
-  for (int64_t at = 0; at < bytes; at += ring_->slot_bytes()) {
-    ring_->enqueue({{key, &weight, RingRead::Part::kCodes, at, part_at(at), 0}}, part_at(at));
+void CudaBuilder::rows(const WeightKey& key, const Weight& weight, const void** out) {
+  const int64_t bytes = weight.codes.bytes, slot = ring_->slot_bytes();
+  for (int64_t at = 0; at < bytes; at += slot) {
+    const int64_t part = std::min(slot, bytes - at);
+    ring_->enqueue({{key, &weight, RingRead::Part::kCodes, at, part, 0}}, part);
   }
-  NIBBLE_TRY(std::byte * to, keep(bytes));
-  for (int64_t at = 0; at < bytes; at += ring_->slot_bytes()) {
-    const int64_t part = part_at(at);
-    NIBBLE_TRY(std::byte * staged, ring_->take());
-    NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to + at, staged, static_cast<size_t>(part),
-                                       cudaMemcpyDeviceToDevice, stream()),
-                       "loading"));
-    count(part);
-  }
-  return to;
+  defer([this, bytes, slot, out]() -> Result<void> {
+    NIBBLE_TRY(std::byte * to, keep(bytes));
+    for (int64_t at = 0; at < bytes; at += slot) {
+      const int64_t part = std::min(slot, bytes - at);
+      NIBBLE_TRY(std::byte * staged, ring_->take());
+      NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to + at, staged, static_cast<size_t>(part),
+                                         cudaMemcpyDeviceToDevice, stream()),
+                         "loading"));
+      count(part);
+    }
+    *out = to;
+    return {};
+  });
 }
 
-// The whole scale plane of a matrix, into staging of its own; null for formats without one, and for
-// those whose scales are factors of rows.
-Result<std::byte*> CudaBuilder::stage_linear_scales(const WeightKey& key, const Weight& weight) {
-  const formats::MatrixView& v = weight.meta;
-  const int64_t plane = formats::scale_plane_bytes(v);
-  if (plane == 0 || scales_rows(v.format)) return static_cast<std::byte*>(nullptr);
-  const bool wide = v.format == FormatId::kFp8Block;
-  const int64_t bytes = wide ? plane / formats::scale_bytes(v.scale_kind) * 4 : plane;
-  if (bytes > ring_->slot_bytes()) {
-    return Error(Code::kUnsupported, cat(key_text(key), ": a scale plane of ", bytes, " bytes"));
-  }
-  NIBBLE_TRY(std::byte * to, scratch(0, bytes));
-  const auto part = wide ? RingRead::Part::kScalesF32 : RingRead::Part::kScales;
-  NIBBLE_TRY(std::byte * staged, ring_->fill({{key, &weight, part, 0, bytes, 0}}, bytes));
-  NIBBLE_TRY(cuda_ok(
-      cudaMemcpyAsync(to, staged, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream()),
-      "loading"));
-  count(weight.stored_scale_bytes());
-  return to;
-}
+/// A matrix of a linear layer whose reads are enqueued: the whole scale plane, if it has one that
+/// is not a factor of rows, then codes, as many rows at a time as a slot holds.
+struct CudaBuilder::Matrix {
+  const Weight* weight = nullptr;
+  int64_t scale_bytes = 0;  // as staged
+  int64_t scale_unit = 1;   // rows that share a row of scales
+  int64_t scale_row = 0;    // staged bytes of it
+  int64_t row_bytes = 0, step = 0;
+};
 
-// One matrix of a stack, from its row `first_row` on: scales first, then codes, as many rows at a
-// time as a slot holds.
-Result<void> CudaBuilder::pack_rows(const WeightKey& key, const Weight& weight,
-                                    const LinearWeight& whole, int64_t first_row, std::byte* packed,
-                                    int* bad) {
+Result<CudaBuilder::Matrix> CudaBuilder::enqueue(const WeightKey& key, const Weight& weight) {
   const formats::MatrixView& v = weight.meta;
   const bool blocks = v.format == FormatId::kFp8Block;
-  NIBBLE_TRY(std::byte * scales, stage_linear_scales(key, weight));
-  const int64_t scale_unit = blocks ? 128 : 1;  // rows that share a row of scales
-  const int64_t scale_row =                     // staged bytes of it
-      blocks ? (v.cols + 127) / 128 * 4 : formats::scale_plane_bytes(v) / v.rows;
-  const int64_t row_bytes = formats::code_row_bytes(v.format, v.cols);
-  const int64_t step = ring_->slot_bytes() / row_bytes / 128 * 128;
-  NIBBLE_CHECK(step > 0, "rows of ", row_bytes, " bytes in slots of ", ring_->slot_bytes());
-  for (int64_t row = 0; row < v.rows; row += step) {
-    const int64_t bytes = std::min(step, v.rows - row) * row_bytes;
-    ring_->enqueue({{key, &weight, RingRead::Part::kCodes, row * row_bytes, bytes, 0}}, bytes);
+  Matrix m;
+  m.weight = &weight;
+  if (!scales_rows(v.format)) {
+    const int64_t plane = formats::scale_plane_bytes(v);
+    m.scale_bytes = blocks ? plane / formats::scale_bytes(v.scale_kind) * 4 : plane;
+    m.scale_unit = blocks ? 128 : 1;
+    m.scale_row = blocks ? (v.cols + 127) / 128 * 4 : plane / v.rows;
   }
-  for (int64_t row = 0; row < v.rows; row += step) {
+  m.row_bytes = formats::code_row_bytes(v.format, v.cols);
+  m.step = ring_->slot_bytes() / m.row_bytes / 128 * 128;
+  if (m.step == 0 || m.scale_bytes > ring_->slot_bytes()) {
+    return Error(Code::kUnsupported,
+                 cat(key_text(key), ": rows of ", m.row_bytes, " bytes and a scale plane of ",
+                     m.scale_bytes, ", the loading slots hold ", ring_->slot_bytes()));
+  }
+  if (m.scale_bytes > 0) {
+    const auto part = blocks ? RingRead::Part::kScalesF32 : RingRead::Part::kScales;
+    ring_->enqueue({{key, &weight, part, 0, m.scale_bytes, 0}}, m.scale_bytes);
+  }
+  for (int64_t row = 0; row < v.rows; row += m.step) {
+    const int64_t bytes = std::min(m.step, v.rows - row) * m.row_bytes;
+    ring_->enqueue({{key, &weight, RingRead::Part::kCodes, row * m.row_bytes, bytes, 0}}, bytes);
+  }
+  return m;
+}
+
+// Into staging of their own; null for a matrix without.
+Result<std::byte*> CudaBuilder::stage_scales(const Matrix& m) {
+  if (m.scale_bytes == 0) return static_cast<std::byte*>(nullptr);
+  NIBBLE_TRY(std::byte * to, scratch(0, m.scale_bytes));
+  NIBBLE_TRY(std::byte * staged, ring_->take());
+  NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to, staged, static_cast<size_t>(m.scale_bytes),
+                                     cudaMemcpyDeviceToDevice, stream()),
+                     "loading"));
+  count(m.weight->stored_scale_bytes());
+  return to;
+}
+
+// One matrix of a stack, from its row `first_row` on.
+Result<void> CudaBuilder::pack_rows(const Matrix& m, const LinearWeight& whole, int64_t first_row,
+                                    std::byte* packed, int* bad) {
+  NIBBLE_TRY(std::byte * scales, stage_scales(m));
+  const int64_t rows = m.weight->meta.rows;
+  for (int64_t row = 0; row < rows; row += m.step) {
     LinearPiece piece;
     piece.format = whole.format;
     piece.out = whole.out;
     piece.cols = whole.cols;
     piece.row_begin = first_row + row;
-    piece.rows = std::min(step, v.rows - row);
+    piece.rows = std::min(m.step, rows - row);
     NIBBLE_TRY(std::byte * staged, ring_->take());
     piece.codes = reinterpret_cast<uint8_t*>(staged);
     if (scales != nullptr) {
-      piece.scales = reinterpret_cast<uint8_t*>(scales + row / scale_unit * scale_row);
+      piece.scales = reinterpret_cast<uint8_t*>(scales + row / m.scale_unit * m.scale_row);
     }
     NIBBLE_TRY(kernels::cuda::pack_linear(piece, packed, bad, stream()));
-    count(piece.rows * row_bytes);
+    count(piece.rows * m.row_bytes);
   }
   return {};
 }
@@ -231,38 +259,44 @@ Result<void> CudaBuilder::append_factors(const WeightKey& key, const Weight& wei
   return {};
 }
 
-Result<LinearWeight> CudaBuilder::linear(
-    const std::vector<std::pair<WeightKey, const Weight*>>& stack,
-    const std::vector<WeightKey>& biases) {
-  LinearWeight out;
-  out.format = stack[0].second->meta.format;
-  out.cols = stack[0].second->meta.cols;
-  for (const auto& [key, weight] : stack) out.out += weight->meta.rows;
-  NIBBLE_TRY(std::byte * packed,
-             keep(kernels::cuda::linear_packed_bytes(out.format, out.out, out.cols)));
-  NIBBLE_TRY(int* bad, flags(key_text(stack[0].first)));
-  std::vector<float> factors, bias;
-  int64_t first_row = 0;
+Result<void> CudaBuilder::linear(std::vector<std::pair<WeightKey, const Weight*>> stack,
+                                 const std::vector<WeightKey>& biases, LinearWeight* out) {
+  std::vector<Matrix> matrices;
+  out->format = stack[0].second->meta.format;
+  out->cols = stack[0].second->meta.cols;
   for (const auto& [key, weight] : stack) {
-    NIBBLE_TRY(pack_rows(key, *weight, out, first_row, packed, bad));
-    NIBBLE_TRY(append_factors(key, *weight, factors));
-    first_row += weight->meta.rows;
+    NIBBLE_TRY(Matrix matrix, enqueue(key, *weight));
+    matrices.push_back(matrix);
+    out->out += weight->meta.rows;
   }
+  std::vector<float> factors, bias;
+  for (const auto& [key, weight] : stack) NIBBLE_TRY(append_factors(key, *weight, factors));
   for (const WeightKey& key : biases) {
     const Weight* weight = recipe_.find(key);
     if (weight == nullptr) continue;
     NIBBLE_TRY(const std::vector<float> values, read_vector(*weight));
     bias.insert(bias.end(), values.begin(), values.end());
   }
-  NIBBLE_CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == out.out, bias.size());
-  out.packed = packed;
+  NIBBLE_CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == out->out, bias.size());
   if (!factors.empty()) {
-    NIBBLE_TRY(out.factor, constant(factors));
+    NIBBLE_TRY(out->factor, constant(factors));
   }
   if (!bias.empty()) {
-    NIBBLE_TRY(out.bias, constant(bias));
+    NIBBLE_TRY(out->bias, constant(bias));
   }
-  return out;
+  int* bad = flags(key_text(stack[0].first));
+  defer([this, matrices = std::move(matrices), bad, out]() -> Result<void> {
+    NIBBLE_TRY(std::byte * packed,
+               keep(kernels::cuda::linear_packed_bytes(out->format, out->out, out->cols)));
+    int64_t first_row = 0;
+    for (const Matrix& matrix : matrices) {
+      NIBBLE_TRY(pack_rows(matrix, *out, first_row, packed, bad));
+      first_row += matrix.weight->meta.rows;
+    }
+    out->packed = packed;
+    return {};
+  });
+  return {};
 }
 
 void CudaBuilder::count(int64_t source_bytes) {
@@ -284,7 +318,7 @@ LoadReport CudaBuilder::finish(int64_t resident) {
   summary.source_bytes = total_;
   summary.resident_bytes = resident;
   summary.scales = std::move(scales_);
-  summary.staging_peak_bytes = plan::kCudaSlots * ring_->slot_bytes();
+  summary.staging_peak_bytes = ring_->host_bytes();
   summary.reading_seconds = ring_->reading_seconds();
   summary.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();

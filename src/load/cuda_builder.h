@@ -1,8 +1,11 @@
 // What the parts of the CUDA loader share: the ring, device memory that stays, and small constants
-// on their way there.
+// on their way there. Matrices are loaded in two steps: declaring one hands its reads to the ring
+// and keeps what is left to do; place() does that, in the order of declaring. So reading runs ahead
+// of allocating and queueing.
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -41,19 +44,25 @@ class CudaBuilder {
   Result<const float*> vector(const recipe::WeightKey& key);
   Result<std::vector<float>> read_vector(const recipe::Weight& weight);
 
+  /// Declare; what `out` points to is filled by place().
   /// A matrix as stored, row-major.
-  Result<const std::byte*> rows(const recipe::WeightKey& key, const recipe::Weight& weight);
+  void rows(const recipe::WeightKey& key, const recipe::Weight& weight, const void** out);
   /// Matrices stacked by rows into one packed linear layer; all of one format.
-  Result<kernels::cuda::LinearWeight> linear(
-      const std::vector<std::pair<recipe::WeightKey, const recipe::Weight*>>& stack,
-      const std::vector<recipe::WeightKey>& biases);
+  Result<void> linear(std::vector<std::pair<recipe::WeightKey, const recipe::Weight*>> stack,
+                      const std::vector<recipe::WeightKey>& biases,
+                      kernels::cuda::LinearWeight* out);
   /// One group of experts (or a dense MLP: experts {-1}).
-  Result<kernels::cuda::MoeWeights> experts(int32_t layer, recipe::Role gate, recipe::Role up,
-                                            recipe::Role down, const std::vector<int32_t>& experts);
+  Result<void> experts(int32_t layer, recipe::Role gate, recipe::Role up, recipe::Role down,
+                       const std::vector<int32_t>& experts, kernels::cuda::MoeWeights* out);
+  /// Things declared so far.
+  int64_t declared() const { return declared_; }
+  /// Places the first `count` declared things, those not yet placed.
+  Result<void> place(int64_t count);
 
   /// A device int that a packing kernel sets; settle() checks it, under this name.
-  Result<int*> flags(const std::string& name);
-  /// At the end: everything queued is done, constants are in place. Errors: what flags say.
+  int* flags(const std::string& name);
+  /// At the end: places what is left; everything queued is done, constants are in place. Errors:
+  /// what flags say.
   Result<void> settle();
   void count(int64_t source_bytes);
   void report(bool last);
@@ -62,11 +71,11 @@ class CudaBuilder {
   std::shared_ptr<CudaWeights> weights = std::make_shared<CudaWeights>();
 
  private:
-  Result<std::byte*> stage_linear_scales(const recipe::WeightKey& key,
-                                         const recipe::Weight& weight);
-  Result<void> pack_rows(const recipe::WeightKey& key, const recipe::Weight& weight,
-                         const kernels::cuda::LinearWeight& whole, int64_t first_row,
-                         std::byte* packed, int* bad);
+  struct Matrix;
+  Result<Matrix> enqueue(const recipe::WeightKey& key, const recipe::Weight& weight);
+  Result<std::byte*> stage_scales(const Matrix& matrix);
+  Result<void> pack_rows(const Matrix& matrix, const kernels::cuda::LinearWeight& whole,
+                         int64_t first_row, std::byte* packed, int* bad);
   Result<void> append_factors(const recipe::WeightKey& key, const recipe::Weight& weight,
                               std::vector<float>& factors);
 
@@ -79,9 +88,11 @@ class CudaBuilder {
   Result<void> decide(Projection& p);
   Result<void> pack(Projection& p);
   Result<void> index(Projection& p);
-  Result<kernels::cuda::ExpertMatrices> projection(int32_t layer, kernels::cuda::Product product,
-                                                   recipe::Role first, recipe::Role second,
-                                                   const std::vector<int32_t>& experts);
+  Result<void> declare(int32_t layer, kernels::cuda::Product product, recipe::Role first,
+                       recipe::Role second, const std::vector<int32_t>& experts,
+                       kernels::cuda::ExpertMatrices* out);
+  Result<kernels::cuda::ExpertMatrices> place(Projection& p);
+  void defer(std::function<Result<void>()> step);
   /// Scratch of at least this many bytes, kept between calls; its earlier content may be lost.
   Result<std::byte*> scratch(int which, int64_t bytes);
 
@@ -89,8 +100,10 @@ class CudaBuilder {
   const plan::CudaPlan& plan_;
   ThreadPool& pool_;
   const std::function<void(const LoadProgress&)>& progress_;
-  std::unique_ptr<CudaRing> ring_;
+  std::deque<std::function<Result<void>()>> steps_;  // declared, not yet placed
+  int64_t declared_ = 0;
   device::Memory scratch_[12];
+  std::unique_ptr<CudaRing> ring_;  // goes first: then nothing queued uses the memory above
   // Constants collect on the host and travel together: a small copy would wait behind the slots.
   struct Block {
     std::byte* device = nullptr;

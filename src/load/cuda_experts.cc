@@ -188,7 +188,7 @@ Result<void> CudaBuilder::pack(Projection& p) {
   const int64_t packed_bytes =
       kernels::cuda::packed_bytes(p.meta.format, p.product, p.hidden, p.inter, p.out.scale_form);
   NIBBLE_TRY(p.packed, keep(p.experts() * packed_bytes));
-  NIBBLE_TRY(int* bad, flags(cat("layer ", p.layer, ' ', recipe::role_name(p.roles[0]))));
+  int* bad = flags(cat("layer ", p.layer, ' ', recipe::role_name(p.roles[0])));
   for (int64_t e = 0; e < p.experts(); e += p.code_batch) {
     const int64_t n = std::min(p.code_batch, p.experts() - e);
     NIBBLE_TRY(std::byte * staged, ring_->take());
@@ -240,29 +240,37 @@ Result<void> CudaBuilder::index(Projection& p) {
   return {};
 }
 
-Result<ExpertMatrices> CudaBuilder::projection(int32_t layer, Product product, Role first,
-                                               Role second, const std::vector<int32_t>& experts) {
-  Projection p;
-  p.layer = layer;
-  p.product = product;
-  p.sources = product == Product::kGateUp ? 2 : 1;
-  p.roles[0] = first;
-  p.roles[1] = second;
-  for (int s = 0; s < p.sources; ++s) {
+Result<void> CudaBuilder::declare(int32_t layer, Product product, Role first, Role second,
+                                  const std::vector<int32_t>& experts, ExpertMatrices* out) {
+  auto p = std::make_shared<Projection>();
+  p->layer = layer;
+  p->product = product;
+  p->sources = product == Product::kGateUp ? 2 : 1;
+  p->roles[0] = first;
+  p->roles[1] = second;
+  for (int s = 0; s < p->sources; ++s) {
     for (const int32_t e : experts) {
-      p.keys[s].push_back({layer, p.roles[s], e});
-      p.of[s].push_back(recipe_.find(p.keys[s].back()));
-      NIBBLE_CHECK(p.of[s].back() != nullptr, key_text(p.keys[s].back()));
+      p->keys[s].push_back({layer, p->roles[s], e});
+      p->of[s].push_back(recipe_.find(p->keys[s].back()));
+      NIBBLE_CHECK(p->of[s].back() != nullptr, key_text(p->keys[s].back()));
     }
   }
-  p.meta = p.of[0][0]->meta;
-  p.hidden = product == Product::kGateUp ? p.meta.cols : p.meta.rows;
-  p.inter = product == Product::kGateUp ? p.meta.rows : p.meta.cols;
-  p.out.format = p.meta.format;
-  if (p.meta.format == FormatId::kNf3) {
-    for (size_t i = 0; i < 8; ++i) p.out.levels[i] = formats::encode_bf16(p.meta.nf3_levels[i]);
+  p->meta = p->of[0][0]->meta;
+  p->hidden = product == Product::kGateUp ? p->meta.cols : p->meta.rows;
+  p->inter = product == Product::kGateUp ? p->meta.rows : p->meta.cols;
+  p->out.format = p->meta.format;
+  if (p->meta.format == FormatId::kNf3) {
+    for (size_t i = 0; i < 8; ++i) p->out.levels[i] = formats::encode_bf16(p->meta.nf3_levels[i]);
   }
-  NIBBLE_TRY(enqueue(p));
+  NIBBLE_TRY(enqueue(*p));
+  defer([this, p, out]() -> Result<void> {
+    NIBBLE_TRY(*out, place(*p));
+    return {};
+  });
+  return {};
+}
+
+Result<ExpertMatrices> CudaBuilder::place(Projection& p) {
   NIBBLE_TRY(stage_scales(p));
   NIBBLE_TRY(decide(p));
   NIBBLE_TRY(pack(p));
@@ -271,12 +279,11 @@ Result<ExpertMatrices> CudaBuilder::projection(int32_t layer, Product product, R
   return p.out;
 }
 
-Result<MoeWeights> CudaBuilder::experts(int32_t layer, Role gate, Role up, Role down,
-                                        const std::vector<int32_t>& experts) {
-  MoeWeights out;
-  out.experts = static_cast<int64_t>(experts.size());
-  NIBBLE_TRY(out.gate_up, projection(layer, Product::kGateUp, gate, up, experts));
-  NIBBLE_TRY(out.down, projection(layer, Product::kDown, down, down, experts));
+Result<void> CudaBuilder::experts(int32_t layer, Role gate, Role up, Role down,
+                                  const std::vector<int32_t>& experts, MoeWeights* out) {
+  out->experts = static_cast<int64_t>(experts.size());
+  NIBBLE_TRY(declare(layer, Product::kGateUp, gate, up, experts, &out->gate_up));
+  NIBBLE_TRY(declare(layer, Product::kDown, down, down, experts, &out->down));
   const auto factors = [&](Role role) {
     std::vector<float> values;
     for (const int32_t e : experts) {
@@ -288,10 +295,10 @@ Result<MoeWeights> CudaBuilder::experts(int32_t layer, Role gate, Role up, Role 
     }
     return constant(values);
   };
-  NIBBLE_TRY(out.gate_factor, factors(gate));
-  NIBBLE_TRY(out.up_factor, factors(up));
-  NIBBLE_TRY(out.down_factor, factors(down));
-  return out;
+  NIBBLE_TRY(out->gate_factor, factors(gate));
+  NIBBLE_TRY(out->up_factor, factors(up));
+  NIBBLE_TRY(out->down_factor, factors(down));
+  return {};
 }
 
 }  // namespace nibble::load

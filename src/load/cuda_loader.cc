@@ -10,8 +10,11 @@ using recipe::Role;
 using recipe::Weight;
 using recipe::WeightKey;
 
+// All functions here declare (cuda_builder.h): matrices of `out` are in their place when the
+// builder has placed them.
+
 // q, k and v as few packed matrices as their formats and row counts allow, in column order.
-Result<std::vector<CudaQkvPart>> load_qkv(CudaBuilder& b, int32_t layer) {
+Result<void> declare_qkv(CudaBuilder& b, int32_t layer, CudaLayer& out) {
   struct Stack {
     std::vector<std::pair<WeightKey, const Weight*>> matrices;
     std::vector<WeightKey> biases;
@@ -36,39 +39,37 @@ Result<std::vector<CudaQkvPart>> load_qkv(CudaBuilder& b, int32_t layer) {
     stacks.back().biases.push_back({layer, bias, -1});
     column += weight->meta.rows;
   }
-  std::vector<CudaQkvPart> parts;
-  for (const Stack& stack : stacks) {
-    CudaQkvPart part;
-    part.column = stack.column;
-    NIBBLE_TRY(part.weight, b.linear(stack.matrices, stack.biases));
-    parts.push_back(part);
+  out.qkv.resize(stacks.size());
+  for (size_t i = 0; i < stacks.size(); ++i) {
+    out.qkv[i].column = stacks[i].column;
+    NIBBLE_TRY(b.linear(std::move(stacks[i].matrices), stacks[i].biases, &out.qkv[i].weight));
   }
-  return parts;
+  return {};
 }
 
-Result<void> load_router(CudaBuilder& b, int32_t layer, CudaLayer& out) {
+Result<void> declare_router(CudaBuilder& b, int32_t layer, CudaLayer& out) {
   const recipe::ModelConfig& config = b.recipe().config();
   const WeightKey key{layer, Role::kRouter, -1};
   const Weight& weight = *b.recipe().find(key);
   out.router.format = weight.meta.format;
   out.router.experts = config.experts;
   out.router.hidden = config.hidden_size;
-  NIBBLE_TRY(out.router.rows, b.rows(key, weight));
+  b.rows(key, weight, &out.router.rows);
   NIBBLE_TRY(out.correction_bias, b.vector({layer, Role::kRouterBias, -1}));
   return {};
 }
 
-Result<void> load_routed(CudaBuilder& b, int32_t layer,
-                         const std::vector<plan::CudaExpertGroup>& groups, CudaLayer& out) {
-  NIBBLE_TRY(load_router(b, layer, out));
+Result<void> declare_routed(CudaBuilder& b, int32_t layer,
+                            const std::vector<plan::CudaExpertGroup>& groups, CudaLayer& out) {
+  NIBBLE_TRY(declare_router(b, layer, out));
   std::vector<int32_t> rank(static_cast<size_t>(b.recipe().config().experts));
   int32_t next = 0;
-  for (const plan::CudaExpertGroup& group : groups) {
-    NIBBLE_TRY(
-        kernels::cuda::MoeWeights weights,
-        b.experts(layer, Role::kExpertGate, Role::kExpertUp, Role::kExpertDown, group.experts));
-    out.groups.push_back(weights);
-    for (const int32_t e : group.experts) rank[static_cast<size_t>(e)] = next++;
+  out.groups.resize(groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const std::vector<int32_t>& experts = groups[i].experts;
+    NIBBLE_TRY(b.experts(layer, Role::kExpertGate, Role::kExpertUp, Role::kExpertDown, experts,
+                         &out.groups[i]));
+    for (const int32_t e : experts) rank[static_cast<size_t>(e)] = next++;
   }
   if (groups.size() > 1) {
     NIBBLE_TRY(out.rank, b.constant(rank));
@@ -76,30 +77,23 @@ Result<void> load_routed(CudaBuilder& b, int32_t layer,
   if (b.recipe().find({layer, Role::kSharedGate, -1}) == nullptr) return {};
   out.has_mlp = true;
   out.mlp_inter = b.recipe().find({layer, Role::kSharedGate, -1})->meta.rows;
-  NIBBLE_TRY(out.mlp,
-             b.experts(layer, Role::kSharedGate, Role::kSharedUp, Role::kSharedDown, {-1}));
-  return {};
+  return b.experts(layer, Role::kSharedGate, Role::kSharedUp, Role::kSharedDown, {-1}, &out.mlp);
 }
 
-Result<CudaLayer> load_layer(CudaBuilder& b, int32_t layer,
-                             const std::vector<plan::CudaExpertGroup>& groups) {
-  CudaLayer out;
+Result<void> declare_layer(CudaBuilder& b, int32_t layer,
+                           const std::vector<plan::CudaExpertGroup>& groups, CudaLayer& out) {
   NIBBLE_TRY(out.input_norm, b.vector({layer, Role::kInputNorm, -1}));
   NIBBLE_TRY(out.post_norm, b.vector({layer, Role::kPostAttentionNorm, -1}));
   NIBBLE_TRY(out.q_norm, b.vector({layer, Role::kQNorm, -1}));
   NIBBLE_TRY(out.k_norm, b.vector({layer, Role::kKNorm, -1}));
-  NIBBLE_TRY(out.qkv, load_qkv(b, layer));
+  NIBBLE_TRY(declare_qkv(b, layer, out));
   const WeightKey o{layer, Role::kO, -1};
-  NIBBLE_TRY(out.o, b.linear({{o, b.recipe().find(o)}}, {{layer, Role::kOBias, -1}}));
+  NIBBLE_TRY(b.linear({{o, b.recipe().find(o)}}, {{layer, Role::kOBias, -1}}, &out.o));
   out.routed = !groups.empty();
-  if (out.routed) {
-    NIBBLE_TRY(load_routed(b, layer, groups, out));
-    return out;
-  }
+  if (out.routed) return declare_routed(b, layer, groups, out);
   out.has_mlp = true;
   out.mlp_inter = b.recipe().find({layer, Role::kDenseGate, -1})->meta.rows;
-  NIBBLE_TRY(out.mlp, b.experts(layer, Role::kDenseGate, Role::kDenseUp, Role::kDenseDown, {-1}));
-  return out;
+  return b.experts(layer, Role::kDenseGate, Role::kDenseUp, Role::kDenseDown, {-1}, &out.mlp);
 }
 
 }  // namespace
@@ -118,13 +112,16 @@ Result<LoadedCudaWeights> load_cuda_weights(
   w.embedding.format = table.meta.format;
   w.embedding.vocab = config.vocab_size;
   w.embedding.hidden = config.hidden_size;
-  NIBBLE_TRY(w.embedding.data, b.rows(embedding, table));
-  for (int32_t layer = 0; layer < config.layers; ++layer) {
-    NIBBLE_TRY(CudaLayer loaded, load_layer(b, layer, plan.groups[static_cast<size_t>(layer)]));
-    w.layers.push_back(std::move(loaded));
+  b.rows(embedding, table, &w.embedding.data);
+  w.layers.resize(static_cast<size_t>(config.layers));
+  for (size_t i = 0; i < w.layers.size(); ++i) {
+    // One layer ahead: the readers never wait for this thread to declare.
+    const int64_t before = b.declared();
+    NIBBLE_TRY(declare_layer(b, static_cast<int32_t>(i), plan.groups[i], w.layers[i]));
+    NIBBLE_TRY(b.place(before));
   }
   NIBBLE_TRY(w.final_norm, b.vector({-1, Role::kFinalNorm, -1}));
-  NIBBLE_TRY(w.head, b.linear({{head, &plan::source_weight(recipe, head)}}, {}));
+  NIBBLE_TRY(b.linear({{head, &plan::source_weight(recipe, head)}}, {}, &w.head));
   NIBBLE_TRY(b.settle());
   LoadReport report = b.finish(w.bytes);
   return LoadedCudaWeights{b.weights, std::move(report)};

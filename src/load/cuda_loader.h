@@ -1,6 +1,7 @@
-// Loads a checkpoint to one NVIDIA GPU: one projection of one layer at a time through a bounded
-// ring (cuda_ring.h), repacked on the device into the kernels' layout, with scales compressed there
-// if the plan says so. Host memory never holds more than the ring.
+// Loads a checkpoint to one NVIDIA GPU: one projection of one layer after the other through a
+// bounded ring (cuda_ring.h), repacked on the device into the kernels' layout, with scales
+// compressed there if the plan says so. Reads are listed one layer ahead; host memory never holds
+// more than the ring.
 #pragma once
 
 #include <functional>

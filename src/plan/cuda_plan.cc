@@ -126,6 +126,17 @@ Result<std::vector<CudaExpertGroup>> group_experts(const recipe::Recipe& recipe,
   return list;
 }
 
+// Codes of gate and up of one expert must fit a slot; few slots do if they are large.
+CudaStaging staging_for(int64_t codes) {
+  constexpr int kFewSlots = 3;
+  CudaStaging staging;
+  const int64_t usual = staging.device_bytes();
+  staging.slot_bytes = std::max(staging.slot_bytes, 2 * codes + 4096);
+  staging.slots =
+      static_cast<int>(std::clamp<int64_t>(usual / staging.slot_bytes, kFewSlots, staging.slots));
+  return staging;
+}
+
 }  // namespace
 
 Result<CudaPlan> make_cuda_plan(const recipe::Recipe& recipe, const PlanOptions& options) {
@@ -141,6 +152,7 @@ Result<CudaPlan> make_cuda_plan(const recipe::Recipe& recipe, const PlanOptions&
     return {};
   };
   int64_t scales = 0;  // of the largest projection, staged whole
+  int64_t codes = 0;   // of the largest expert's (or MLP's) matrix
   std::map<std::pair<int32_t, Role>, int64_t> scales_of;
   for (const auto& [key, weight] : recipe.weights()) {
     if (key.layer >= config.layers) continue;  // the MTP layer is not used yet
@@ -149,6 +161,7 @@ Result<CudaPlan> make_cuda_plan(const recipe::Recipe& recipe, const PlanOptions&
     int64_t& sum = scales_of[{key.layer, key.role}];
     sum += formats::scale_plane_bytes(weight.meta);
     scales = std::max(scales, sum);
+    codes = std::max(codes, weight.codes.bytes);
   }
   const WeightKey head{-1, Role::kHead, -1};
   if (recipe.find(head) == nullptr) NIBBLE_TRY(add(head, source_weight(recipe, head)));
@@ -158,10 +171,11 @@ Result<CudaPlan> make_cuda_plan(const recipe::Recipe& recipe, const PlanOptions&
     NIBBLE_TRY(plan.groups.back(), group_experts(recipe, layer));
   }
   plan.kv_bytes_per_token = kv_geometry(config, kernels::Activations::kBf16).bytes_per_token();
-  plan.host_staging_bytes = kCudaSlots * kCudaSlotBytes;
+  plan.staging = staging_for(codes);
+  plan.host_staging_bytes = plan.staging.host_bytes(plan.staging.readers);
   // Slots, gate's and up's scales, and what encoding them takes (about twice their bytes).
   plan.device_staging_bytes =
-      kCudaSlots * kCudaSlotBytes + 2 * scales * (options.scales == Scales::kCsf ? 3 : 1);
+      plan.staging.device_bytes() + 2 * scales * (options.scales == Scales::kCsf ? 3 : 1);
   return plan;
 }
 

@@ -61,6 +61,28 @@ TEST(CudaPlan, ExpertsOfEqualFormatsFormAGroup) {
                                               std::vector<int32_t>{3, 5}, std::vector<int32_t>{6}));
 }
 
+TEST(CudaPlan, SlotsHoldTheLargestMlpAndStagingIsBounded) {
+  TinyOptions tiny;
+  tiny.dense_layers = 1;
+  tiny.format = [](const std::string&) { return FormatId::kBf16; };
+  const CudaStaging usual;
+  Result<CudaPlan> plan = plan_of(tiny);
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_EQ(plan->staging.slot_bytes, usual.slot_bytes);
+  EXPECT_EQ(plan->staging.slots, usual.slots);
+  EXPECT_EQ(plan->host_staging_bytes, usual.readers * usual.chunks * usual.chunk_bytes);
+  EXPECT_LE(plan->host_staging_bytes, 64 << 20);
+  EXPECT_EQ(plan->device_staging_bytes, usual.device_bytes());  // BF16 has no scales
+
+  tiny.hidden = 512;
+  tiny.dense_inner = 20480;
+  plan = plan_of(tiny);
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_GE(plan->staging.slot_bytes, 2 * 512 * 20480 * 2);
+  EXPECT_LT(plan->staging.slots, usual.slots);
+  EXPECT_LE(plan->staging.device_bytes(), usual.device_bytes());
+}
+
 TEST(CudaPlan, WhatHasNoKernelIsNamed) {
   TinyOptions tiny;
   tiny.format = [](const std::string& module) {
