@@ -100,6 +100,13 @@ __device__ __forceinline__ void expand_levels(const LevelTable& t, uint32_t w, u
   second = __byte_perm(lower, upper, 0x7362);
 }
 
+/// A lane's scale bytes of its low and its high row, as a tile has them.
+template <FormatId format>
+__device__ __forceinline__ uint32_t two_scales(const uint8_t* scale_bytes, int warp, int lane) {
+  const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
+  return scales[format == FormatId::kNvfp4 ? warp * 32 + lane : warp * 16 + lane / 2];
+}
+
 /// What a lane holds of one tile: its words and its two scales. load() takes the tile's codes and
 /// its plain scales, or the whole tile if its scales are plain.
 template <FormatId format>
@@ -113,6 +120,10 @@ struct E2m1Fragment {
   __device__ __forceinline__ void load_codes(const uint8_t* codes, int warp, int lane) {
     words = reinterpret_cast<const uint4*>(codes)[warp * 32 + lane];
   }
+  static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
+    return format == FormatId::kNvfp4 ? expand_e4m3_scales(two_bytes)
+                                      : expand_e8m0_scales<kE8m0UnitMxfp4>(two_bytes);
+  }
   /// BF16 of the low and the high row.
   __device__ __forceinline__ void set_scales(uint32_t pair) {
     low_scale = __byte_perm(pair, 0, 0x1010);
@@ -121,12 +132,7 @@ struct E2m1Fragment {
   __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
                                        int lane) {
     load_codes(codes, warp, lane);
-    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
-    if constexpr (format == FormatId::kNvfp4) {
-      set_scales(expand_e4m3_scales(scales[warp * 32 + lane]));
-    } else {
-      set_scales(expand_e8m0_scales<kE8m0UnitMxfp4>(scales[warp * 16 + lane / 2]));
-    }
+    set_scales(expand_scales(two_scales<format>(scale_bytes, warp, lane)));
   }
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load(tile, tile + tile_code_bytes(format), warp, lane);
@@ -162,8 +168,10 @@ struct TileFragment<FormatId::kMxfp8> {
   __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
                                        int lane) {
     load_codes(codes, warp, lane);
-    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
-    set_scales(expand_e8m0_scales<kE8m0UnitMxfp8>(scales[warp * 16 + lane / 2]));
+    set_scales(expand_scales(two_scales<FormatId::kMxfp8>(scale_bytes, warp, lane)));
+  }
+  static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
+    return expand_e8m0_scales<kE8m0UnitMxfp8>(two_bytes);
   }
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load(tile, tile + tile_code_bytes(FormatId::kMxfp8), warp, lane);
@@ -185,10 +193,11 @@ struct TileFragment<FormatId::kFp8Block> {
   uint4 words[2];
   float2 scales;  // of low and high rows
 
-  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t*, int warp, int lane) {
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* two_scales, int warp,
+                                       int lane) {
     words[0] = reinterpret_cast<const uint4*>(codes)[warp * 64 + lane];
     words[1] = reinterpret_cast<const uint4*>(codes)[warp * 64 + 32 + lane];
-    scales = *reinterpret_cast<const float2*>(codes + 4096);
+    scales = *reinterpret_cast<const float2*>(two_scales);
   }
   template <int j>
   __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
@@ -210,17 +219,25 @@ struct TileFragment<FormatId::kNf3> {
   uint32_t low_scale, high_scale;
   LevelTable table;  // set by the caller
 
-  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
-                                       int lane) {
-    const uint2 two = reinterpret_cast<const uint2*>(codes)[warp * 32 + lane];
+  /// `third`: the plane of the third words; in a tile, 1024 bytes behind the first.
+  __device__ __forceinline__ void load_codes(const uint8_t* first_two, const uint8_t* third,
+                                             int warp, int lane) {
+    const uint2 two = reinterpret_cast<const uint2*>(first_two)[warp * 32 + lane];
     words[0] = two.x;
     words[1] = two.y;
-    words[2] = reinterpret_cast<const uint32_t*>(codes + 1024)[warp * 32 + lane];
-    const auto* scales = reinterpret_cast<const uint16_t*>(scale_bytes);
-    const uint32_t bytes = __byte_perm(scales[warp * 16 + lane / 2], 0, 0x4140);
-    const uint32_t pair = mul_bf16x2(e4m3_lower(bytes), kTwoTo120);
+    words[2] = reinterpret_cast<const uint32_t*>(third)[warp * 32 + lane];
+  }
+  static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
+    return mul_bf16x2(e4m3_lower(__byte_perm(two_bytes, 0, 0x4140)), kTwoTo120);
+  }
+  __device__ __forceinline__ void set_scales(uint32_t pair) {
     low_scale = __byte_perm(pair, 0, 0x1010);
     high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
+                                       int lane) {
+    load_codes(codes, codes + 1024, warp, lane);
+    set_scales(expand_scales(two_scales<FormatId::kNf3>(scale_bytes, warp, lane)));
   }
   template <int j>
   __device__ __forceinline__ void step(uint32_t (&a)[4]) const {

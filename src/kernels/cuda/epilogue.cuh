@@ -37,6 +37,28 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
   return r;
 }
 
+/// The activation of one row block's eight channels (rows g gate, rows g + 8 up) for eight tokens:
+/// lane (g, t) gets channels 2 t and 2 t + 1 of token g.
+__device__ __forceinline__ uint32_t activated_channels(const MoeShape& shape, const float* acc,
+                                                       float gate_factor, float up_factor,
+                                                       float gate_bias, float up_bias) {
+  float v[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const float gate = __fadd_rn(__fmul_rn(acc[c], gate_factor), gate_bias);
+    const float up = __fadd_rn(__fmul_rn(acc[2 + c], up_factor), up_bias);
+    v[c] = activate(shape, gate, up);
+  }
+  return transpose_8x8(pack_bf16(v[0], v[1]));
+}
+/// An expert's share of two adjacent channels.
+__device__ __forceinline__ float2 weighted_pair(float low, float high, float factor,
+                                                const float (&bias)[2], float router) {
+  low = __fadd_rn(__fmul_rn(low, factor), bias[0]);
+  high = __fadd_rn(__fmul_rn(high, factor), bias[1]);
+  return make_float2(__fmul_rn(low, router), __fmul_rn(high, router));
+}
+
 /// First product: rows g are gate, rows g + 8 up of the same channel. Writes 16 bytes (eight
 /// channels) a warp and token into the second product's activations.
 template <int kRegisters>
@@ -56,14 +78,8 @@ __device__ __forceinline__ void store_activated(const StreamArgs& args,
   const int unit = 4 * static_cast<int>(block % 2) + warp;
 #pragma unroll
   for (int i = 0; i < kRegisters / 4; ++i) {
-    float v[2];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const float gate = __fadd_rn(__fmul_rn(acc[4 * i + c], gate_factor), gate_bias);
-      const float up = __fadd_rn(__fmul_rn(acc[4 * i + 2 + c], up_factor), up_bias);
-      v[c] = activate(args.shape, gate, up);
-    }
-    const uint32_t channels = transpose_8x8(pack_bf16(v[0], v[1]));
+    const uint32_t channels =
+        activated_channels(args.shape, acc + 4 * i, gate_factor, up_factor, gate_bias, up_bias);
     if (8 * i + g < rows) {
       uint8_t* out =
           args.work.h + chunk_offset(args.work.capacity, block / 2, row_begin + 8 * i + g, unit);
@@ -93,53 +109,10 @@ __device__ __forceinline__ void store_weighted(const StreamArgs& args,
     for (int c = 0; c < 2; ++c) {
       const int row = 8 * i + 2 * t + c;
       if (row < rows) {
-        const float low = __fadd_rn(__fmul_rn(acc[4 * i + c], factor), bias[0]);
-        const float high = __fadd_rn(__fmul_rn(acc[4 * i + 2 + c], factor), bias[1]);
-        const float w = router[row];
         *reinterpret_cast<float2*>(args.work.partial + slots[row] * args.shape.hidden + channel) =
-            make_float2(__fmul_rn(low, w), __fmul_rn(high, w));
+            weighted_pair(acc[4 * i + c], acc[4 * i + 2 + c], factor, bias, router[row]);
       }
     }
-  }
-}
-
-/// Geometry::kFew: after a warpgroup has written its share of the tile's rows, the last of the
-/// top_k shares of each (token, 64 channels) adds them all, in the order of k. `last` is shared
-/// memory for one flag a row.
-template <int kTileTokens>
-__device__ __forceinline__ void finish_tokens(const StreamArgs& args, const TokenTile& tile,
-                                              int tile_index, int block, int group, int thread,
-                                              const int* slots, int* last) {
-  FewCounters& few = *args.work.few;
-  const int top_k = static_cast<int>(args.shape.top_k),
-            hidden = static_cast<int>(args.shape.hidden);
-  named_barrier(1 + group, 128);  // the shares are written
-  if (thread < tile.rows) {
-    const int token = slots[thread] / top_k;
-    __threadfence();
-    const unsigned before =
-        atomicInc(&few.arrived[token * kFewBlocks + block], static_cast<unsigned>(top_k) - 1);
-    __threadfence();
-    last[thread] = before == static_cast<unsigned>(top_k) - 1 ? 1 : 0;
-  } else if (thread == 127) {
-    // The tile's last row block: nobody waits for its rows of h any more.
-    const auto blocks = static_cast<unsigned>((hidden + kTileRows - 1) / kTileRows);
-    if (atomicInc(&few.down_done[tile_index], blocks - 1) == blocks - 1) {
-      few.up_done[tile_index] = 0;
-    }
-  }
-  named_barrier(1 + group, 128);
-  if (args.y == args.work.partial) return;  // one share alone, in its place already
-  const int channel = block * kTileRows + thread % kTileRows;
-  for (int row = thread / kTileRows; row < tile.rows; row += 128 / kTileRows) {
-    if (last[row] == 0 || channel >= hidden) continue;
-    const int64_t token = slots[row] / top_k;
-    const float* share = args.work.partial + token * top_k * hidden + channel;
-    float sum = __ldcg(share);
-#pragma unroll 8
-    for (int k = 1; k < top_k; ++k) sum = __fadd_rn(sum, __ldcg(share + k * hidden));
-    if (args.add != nullptr) sum = __fadd_rn(sum, args.add[token * hidden + channel]);
-    args.y[token * hidden + channel] = sum;
   }
 }
 

@@ -49,6 +49,10 @@ NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
          : f == FormatId::kNf3                          ? 1536
                                                         : 0;
 }
+/// Where a tile's scales begin.
+NIBBLE_HD constexpr int tile_scales_at(FormatId f) {
+  return f == FormatId::kFp8Block ? 4096 : tile_code_bytes(f);
+}
 NIBBLE_HD constexpr int csf_code_bytes(FormatId f) { return f == FormatId::kNvfp4 ? 128 : 16; }
 /// CSF exceptions that a tile has room for, for each of its four warps; two bytes each. With 1 % of
 /// the scales exceptions, 1 in 2000 (NVFP4) and 1 in 200 warps' shares of a tile have more.

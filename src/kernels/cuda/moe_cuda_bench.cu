@@ -152,7 +152,6 @@ std::vector<MoeTiming> bench_rows(const MoeShape& s, const std::vector<ScaleSets
 
 Result<Geometry> parse_geometry(const std::string& name) {
   if (name == "auto") return Geometry::kAuto;
-  if (name == "fewest") return Geometry::kFewest;
   if (name == "few") return Geometry::kFew;
   if (name == "narrow") return Geometry::kNarrow;
   if (name == "wide") return Geometry::kWide;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/moe_few.h"
 #include "kernels/cuda/moe_layer.h"
 #include "kernels/cuda/moe_stream.h"
 #include "kernels/cuda/route.h"
@@ -89,19 +90,40 @@ Result<void> check(const MoeShape& shape, const MoeGroups& weights, const MoeArg
   return {};
 }
 
-/// Up to so many slots one launch is faster than three. Measured: docs/results (16 slots: 8 to 13 %
-/// faster, 24 and 32: 2 to 4 % slower).
-constexpr int64_t kAutoFewSlots = 16;
-
 /// One kernel can run both products if they are packed alike.
 bool alike(const MoeWeights& w) {
   return w.gate_up.format == w.down.format && w.gate_up.scale_form == w.down.scale_form;
 }
 
-bool few_fits(const MoeShape& shape, const MoeGroups& weights, int64_t tokens) {
-  return weights.groups.size() == 1 && weights.rank == nullptr && alike(weights.groups[0]) &&
-         tokens <= kFewTokens && tokens * shape.top_k <= kFewSlots &&
-         shape.hidden <= kFewBlocks * kTileRows;
+FewKernel find_few_kernel(const ExpertMatrices& m, bool deep) {
+  switch (m.format) {
+    case FormatId::kNvfp4: return few_kernel_nvfp4(m.scale_form, deep);
+    case FormatId::kMxfp4: return few_kernel_mxfp4(m.scale_form, deep);
+    case FormatId::kMxfp8: return few_kernel_mxfp8(m.scale_form, deep);
+    case FormatId::kBf16: return few_kernel_bf16(deep);
+    case FormatId::kFp8Block: return few_kernel_fp8_block(deep);
+    case FormatId::kNf3: return few_kernel_nf3(deep);
+    default: return {};
+  }
+}
+
+/// The kernel for few slots that fits shared memory, or none.
+struct FewChoice {
+  FewKernel kernel;
+  int64_t bytes = 0;
+};
+FewChoice choose_few(const MoeShape& shape, const MoeGroups& weights, int64_t tokens,
+                     int processors) {
+  if (weights.groups.size() != 1 || weights.rank != nullptr || !alike(weights.groups[0]) ||
+      tokens > kFewTokens || tokens * shape.top_k > kFewSlots) {
+    return {};
+  }
+  for (const bool deep : {true, false}) {
+    const FewKernel kernel = find_few_kernel(weights.groups[0].gate_up, deep);
+    const int64_t bytes = FewLayout(shape, tokens, kernel.ring_bytes, processors).bytes;
+    if (kernel.kernel != nullptr && bytes <= kMoeSharedBytes) return {kernel, bytes};
+  }
+  return {};
 }
 
 struct DeviceFacts {
@@ -124,20 +146,8 @@ Result<DeviceFacts> device_facts() {
   return facts;
 }
 
-bool is_few(Geometry geometry) {
-  return geometry == Geometry::kFewest || geometry == Geometry::kFew;
-}
-
-Geometry choose(const MoeShape& shape, const MoeGroups& weights, int64_t tokens,
-                const DeviceFacts& device) {
+Geometry choose(const MoeShape& shape, int64_t tokens) {
   const int64_t slots = tokens * shape.top_k;
-  if (few_fits(shape, weights, tokens) && slots <= kAutoFewSlots) {
-    // With so few items a second CTA an SM would only deal them out unevenly.
-    const int64_t up = slots * row_blocks(Product::kGateUp, shape.hidden, shape.inter) / 2;
-    const int64_t down = slots * row_blocks(Product::kDown, shape.hidden, shape.inter) / 2;
-    return up <= device.processors && down <= 2 * device.processors ? Geometry::kFewest
-                                                                    : Geometry::kFew;
-  }
   return static_cast<double>(slots) / static_cast<double>(shape.experts) > kWideRows
              ? Geometry::kWide
              : Geometry::kNarrow;
@@ -186,6 +196,17 @@ Result<void> launch_products(const StreamKernel& kernel, const StreamArgs& args,
   return {};
 }
 
+Result<void> launch_few(const FewChoice& few, const FewArgs& args, const DeviceFacts& device,
+                        cudaStream_t stream) {
+  cudaError_t e = cudaFuncSetAttribute(
+      few.kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(few.bytes));
+  if (e != cudaSuccess) return cuda_error("shared memory of the MoE kernel", e);
+  e = launch_overlapped(few.kernel.kernel, device.processors, kFewThreads,
+                        static_cast<size_t>(few.bytes), stream, args);
+  if (e != cudaSuccess) return cuda_error("MoE kernel", e);
+  return {};
+}
+
 /// The products of every group, each in one launch or (gate_up and down packed differently) two.
 Result<void> launch_groups(const MoeGroups& weights, StreamArgs args, Geometry geometry,
                            const DeviceFacts& device, cudaStream_t stream) {
@@ -210,27 +231,38 @@ Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const Mo
                        void* workspace, cudaStream_t stream, Geometry geometry) {
   NIBBLE_TRY(check(shape, weights, args));
   NIBBLE_TRY(const DeviceFacts device, device_facts());
-  if (geometry == Geometry::kAuto) geometry = choose(shape, weights, args.tokens, device);
-  if (is_few(geometry) && !few_fits(shape, weights, args.tokens)) {
-    return Error(Code::kInvalidArgument, "MoE layer: too many slots for this geometry");
+  const MoeWorkspace work = carve_workspace(shape, args.tokens, static_cast<std::byte*>(workspace));
+  if (geometry == Geometry::kAuto || geometry == Geometry::kFew) {
+    const FewChoice few = choose_few(shape, weights, args.tokens, device.processors);
+    if (few.kernel.kernel != nullptr) {
+      return launch_few(few,
+                        {.shape = shape,
+                         .weights = weights.groups[0],
+                         .x = static_cast<const uint8_t*>(args.x),
+                         .ids = args.ids,
+                         .router_weights = args.weights,
+                         .add = args.add,
+                         .y = args.y,
+                         .h = work.h,
+                         .counters = work.few,
+                         .tokens = static_cast<int>(args.tokens),
+                         .slots = static_cast<int>(args.tokens * shape.top_k)},
+                        device, stream);
+    }
+    if (geometry == Geometry::kFew) {
+      return Error(Code::kInvalidArgument, "MoE layer: too many slots for this geometry");
+    }
+    geometry = choose(shape, args.tokens);
   }
   // wgmma is Hopper's alone.
   if (device.major != 9 && geometry == Geometry::kWide) geometry = Geometry::kNarrow;
   StreamArgs stream_args = {};
   stream_args.shape = shape;
-  stream_args.work = carve_workspace(shape, args.tokens, static_cast<std::byte*>(workspace));
+  stream_args.work = work;
   stream_args.router_weights = args.weights;
-  stream_args.x = static_cast<const uint8_t*>(args.x);
-  stream_args.ids = args.ids;
-  stream_args.add = args.add;
-  stream_args.y = args.y;
-  stream_args.slots = static_cast<int>(args.tokens * shape.top_k);
   const bool sums = shape.top_k > 1 || args.add != nullptr;
   if (!sums) stream_args.work.partial = args.y;  // the only share is the result
-  if (is_few(geometry)) {
-    return launch_groups(weights, stream_args, geometry, device, stream);
-  }
-  int tile_tokens = INT32_MAX;  // one list of token tiles serves all launches
+  int tile_tokens = INT32_MAX;                   // one list of token tiles serves all launches
   for (const MoeWeights& w : weights.groups) {
     for (const ExpertMatrices* m : {&w.gate_up, &w.down}) {
       NIBBLE_TRY(const StreamKernel kernel, find_kernel(*m, geometry));

@@ -85,7 +85,7 @@ struct MoeArgs {
 
 /// Which kernel geometry runs; kAuto picks by the mean number of rows an expert gets. The result's
 /// bits do not depend on it.
-enum class Geometry : uint8_t { kAuto, kFewest, kFew, kNarrow, kWide };
+enum class Geometry : uint8_t { kAuto, kFew, kNarrow, kWide };
 
 /// What the kernels need of a GPU: bulk copies, and shared memory for their rings. GPUs of compute
 /// capability 12.x have the first and 99 KiB of the second: smaller rings for them are not built

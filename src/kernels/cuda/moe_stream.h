@@ -16,12 +16,6 @@ struct StreamArgs {
   int group;                    // its tiles are those from counters[kGroupTiles + group]
   int next_item;                // index of the launch's ticket counter
   int products;
-  // Geometry::kFew alone:
-  const uint8_t* x;  // [tokens, hidden] BF16
-  const int32_t* ids;
-  const float* add;
-  float* y;
-  int slots;
 };
 
 /// A launchable instance; kernel == nullptr: there is none.

@@ -11,11 +11,6 @@
 // waits for its token tile's rows of h (work.done). Since items are taken in order by running CTAs,
 // the wait ends whatever number of CTAs is resident.
 //
-// Geometry::kFew does without the kernels before and after: every CTA sorts the few slots by
-// itself, rows of x are gathered on their way into shared memory, and whoever brings the last
-// expert's share of a token's 64 channels adds them all. Its first item goes by the order in which
-// CTAs start.
-//
 // Roles in a CTA: warp 0 takes items and streams weights into the ring; it runs ahead, also over
 // the wait for h, so that weights keep coming from memory between the products. Warp 1 streams
 // activations. kGroups warpgroups multiply, one row block each.
@@ -59,19 +54,13 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
     proxy_fence();  // h is read by the bulk copy engine
     named_barrier(1 + group, 128);
     if (warp == 0 && lane == 0) {
-      int* done = G::kFew ? reinterpret_cast<int*>(args.work.few->up_done) : args.work.done;
-      add_release(done + item.tile, 1);
+      add_release(args.work.done + item.tile, 1);
     }
   } else {
     named_barrier(1 + group, 128);  // the tile's slots and router weights are written
     int* slots = reinterpret_cast<int*>(moe_smem + G::kRows) + group * 2 * G::kTileTokens;
     store_weighted(args, acc, item.expert, factor, block, item.rows, warp, lane, slots,
                    reinterpret_cast<const float*>(slots + G::kTileTokens));
-    if constexpr (G::kFew) {
-      // The router weights are used up, so their place takes the flags.
-      finish_tokens<G::kTileTokens>(args, few_tiles<G>().tiles[item.tile], item.tile, block, group,
-                                    warp * 32 + lane, slots, slots + G::kTileTokens);
-    }
     named_barrier(1 + group, 128);
   }
 }
@@ -97,7 +86,7 @@ __device__ __forceinline__ void run_item_of(const StreamArgs& args, const ItemQu
   const uint8_t* bases = queue.bases();
   const int n = uniform(item.rows);
   if constexpr (G::kWarpMma) {
-    if (G::kTileTokens == 8 || n <= 8) {
+    if (n <= 8) {
       run_item<G, 8>(args, item, bases, ring, group, warp, lane);
     } else {
       run_item<G, 16>(args, item, bases, ring, group, warp, lane);
@@ -128,12 +117,7 @@ __device__ __forceinline__ void consume(const StreamArgs& args, int group, int w
       if (item.product == static_cast<int>(Product::kDown) && thread < item.rows) {
         // Fetched here, so that the latency passes before the epilogue needs them.
         int* slots = reinterpret_cast<int*>(moe_smem + G::kRows) + group * 2 * G::kTileTokens;
-        int slot;
-        if constexpr (G::kFew) {
-          slot = few_tiles<G>().slots[item.tile][thread];
-        } else {
-          slot = args.work.slot_of_row[item.row_begin + thread];
-        }
+        const int slot = args.work.slot_of_row[item.row_begin + thread];
         slots[thread] = slot;
         reinterpret_cast<float*>(slots + G::kTileTokens)[thread] =
             args.router_weights == nullptr ? 1.0f : args.router_weights[slot];
@@ -154,7 +138,7 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
     __trap();  // the swizzle needs it; true wherever no static memory comes first
   if (threadIdx.x == 0) {
     for (int i = 0; i < G::kStages; ++i) {
-      mbarrier_init(smem + G::kFull + 8 * i, 1 + G::kXArrivals);
+      mbarrier_init(smem + G::kFull + 8 * i, 2);
       mbarrier_init(smem + G::kEmpty + 8 * i, G::kGroups * 4);
     }
     for (int i = 0; i < kItemSlots; ++i) {
@@ -192,24 +176,17 @@ StreamKernel make_stream_kernel() {
                       G::kTileTokens,       G::kCtasPerSm, static_cast<size_t>(G::kSmemBytes)};
 }
 
-/// Narrow: two CTAs an SM, 128 weight rows and up to 16 tokens each, mma.sync: streaming. Few: the
-/// same for up to 8 tokens, in one launch. Fewest: one CTA an SM, so that no SM gets two of few
-/// items. Wide: one CTA, 256 rows by up to 128 tokens (64 where every chunk needs its own sums),
+/// Narrow: two CTAs an SM, 128 weight rows and up to 16 tokens each, mma.sync: streaming. Wide: one
+/// CTA, 256 rows by up to 128 tokens (64 where every chunk needs its own sums),
 /// wgmma: weights are expanded once for many tokens.
 template <FormatId format, ScaleForm form>
 StreamKernel pick_stream_kernel(Geometry geometry) {
   if (geometry == Geometry::kWide) {
     constexpr int kTokens = format == FormatId::kFp8Block ? 64 : 128;
-    return make_stream_kernel<StreamGeometry<format, form, false, false, 4, kTokens, 1, 1>>();
+    return make_stream_kernel<StreamGeometry<format, form, false, 4, kTokens, 1, 1>>();
   }
   constexpr int kChunks = tile_bytes(format) < 3000 ? 4 : 2;
-  if (geometry == Geometry::kFewest) {
-    return make_stream_kernel<StreamGeometry<format, form, true, true, 2, 8, kChunks, 1>>();
-  }
-  if (geometry == Geometry::kFew) {
-    return make_stream_kernel<StreamGeometry<format, form, true, true, 2, 8, kChunks, 2>>();
-  }
-  return make_stream_kernel<StreamGeometry<format, form, false, true, 2, 16, kChunks, 2>>();
+  return make_stream_kernel<StreamGeometry<format, form, true, 2, 16, kChunks, 2>>();
 }
 
 }  // namespace nibble::kernels::cuda

@@ -64,16 +64,24 @@ __device__ __forceinline__ void bulk_load_streaming(uint32_t dst, const void* sr
       "l"(src), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
 }
-/// Four bytes from global to shared memory; with bytes = 0 the target becomes zero.
-__device__ __forceinline__ void copy_word_async(uint32_t dst, const void* src, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+/// 16 bytes from global to shared memory; with bytes = 0 the target becomes zero.
+__device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
                : "memory");
 }
-/// Waits for all of the thread's asynchronous copies.
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-/// One of the barrier's expected arrivals, once the thread's asynchronous copies so far are done.
-__device__ __forceinline__ void arrive_after_copies(uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+/// 16 bytes that are read once: they should not push reused data out of the L2.
+__device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+               "l"(policy)
+               : "memory");
+}
+/// The thread's copies since the last call are one group; waiting leaves `pending` groups running.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
@@ -120,6 +128,10 @@ __device__ __forceinline__ void shrink_registers() {
 /// A value that is equal in all lanes, told to the compiler: it may then live in uniform registers.
 __device__ __forceinline__ int uniform(int v) { return __shfl_sync(~0u, v, 0); }
 
+/// Comes to barrier `id` of `threads` threads without waiting there.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 /// Barrier `id` among `threads` threads of the CTA.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

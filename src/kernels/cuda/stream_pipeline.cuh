@@ -19,24 +19,16 @@ struct WorkItem {
   int chunk_count;
 };
 
-/// Geometry::kFew: the token tiles, which every CTA makes for itself.
-struct FewTiles {
-  int count;
-  TokenTile tiles[kFewSlots];
-  uint8_t slots[kFewSlots][kFewTokens];
-};
-
 extern __shared__ __align__(1024) uint8_t moe_smem[];
 
 /// Sizes and places of one geometry; kStageChunks chunks of K travel together. Everything lies at
 /// compile-time offsets in shared memory, which saves the registers that addresses would take.
-template <FormatId format, ScaleForm form, bool few, bool warp_mma, int groups, int tile_tokens,
+template <FormatId format, ScaleForm form, bool warp_mma, int groups, int tile_tokens,
           int stage_chunks, int ctas_per_sm>
 struct StreamGeometry {
   static constexpr bool kWarpMma = warp_mma;  // mma.sync instead of wgmma
   static constexpr FormatId kFormat = format;
   static constexpr bool kCsf = form == ScaleForm::kCsf;
-  static constexpr bool kFew = few;
   static constexpr bool kRescale = format == FormatId::kFp8Block;  // FP32 scales after each chunk
   static constexpr int kGroups = groups;  // warpgroups that multiply, one row block each
   static constexpr int kTileTokens = tile_tokens;
@@ -47,11 +39,10 @@ struct StreamGeometry {
   static constexpr int kCodeBytes = tile_code_bytes(format);
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
   static constexpr int kWBytes = kGroups * stage_chunks * kTileBytes;
-  static constexpr int kFewBytes = few ? static_cast<int>(sizeof(FewTiles)) : 0;
   static constexpr int kBasesBytes = kCsf ? kItemSlots * groups * kBlockBasesBytes : 0;
   static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
-                                    groups * tile_tokens * 8 + kFewBytes + kBasesBytes + 16;
+                                    groups * tile_tokens * 8 + kBasesBytes + 16;
   static constexpr int kBudget =
       kSmemPerSm / ctas_per_sm - (ctas_per_sm > 1 ? 1024 : 0) - kTailBytes;
   static constexpr int kFit = kBudget / (kXBytes + kWBytes);
@@ -63,11 +54,9 @@ struct StreamGeometry {
   static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
   static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
-  static constexpr int kFewTiles = kRows + groups * tile_tokens * 8;
-  static constexpr int kBases = (kFewTiles + kFewBytes + 15) / 16 * 16;
+  static constexpr int kBases = (kRows + groups * tile_tokens * 8 + 15) / 16 * 16;
   static constexpr int kSmemBytes = kBases + kBasesBytes;
-  static constexpr int kXArrivals = few ? 32 : 1;  // of the activation warp on a full barrier
-  static_assert(kStages >= 3 && (!few || tile_tokens >= kFewTokens));
+  static_assert(kStages >= 3);
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
 };
 
@@ -133,11 +122,6 @@ struct ItemMap {
 };
 
 template <typename G>
-__device__ __forceinline__ const FewTiles& few_tiles() {
-  return *reinterpret_cast<const FewTiles*>(moe_smem + G::kFewTiles);
-}
-
-template <typename G>
 __device__ __forceinline__ ItemMap make_map(const StreamArgs& args) {
   const int64_t hidden = args.shape.hidden, inter = args.shape.inter;
   auto groups = [&](Product p, int flag) {
@@ -148,13 +132,8 @@ __device__ __forceinline__ ItemMap make_map(const StreamArgs& args) {
   ItemMap map;
   map.up_groups = groups(Product::kGateUp, kRunGateUp);
   map.down_groups = groups(Product::kDown, kRunDown);
-  if constexpr (G::kFew) {
-    map.first_tile = 0;
-    map.tiles = few_tiles<G>().count;
-  } else {
-    map.first_tile = args.work.counters[kGroupTiles + args.group];
-    map.tiles = args.work.counters[kGroupTiles + args.group + 1] - map.first_tile;
-  }
+  map.first_tile = args.work.counters[kGroupTiles + args.group];
+  map.tiles = args.work.counters[kGroupTiles + args.group + 1] - map.first_tile;
   return map;
 }
 
@@ -170,12 +149,7 @@ __device__ __forceinline__ WorkItem make_item(const StreamArgs& args, const Item
   const auto product = down ? Product::kDown : Product::kGateUp;
   const int all_blocks = static_cast<int>(row_blocks(product, args.shape.hidden, args.shape.inter));
   item.tile = map.first_tile + local / groups;
-  TokenTile tile;
-  if constexpr (G::kFew) {
-    tile = few_tiles<G>().tiles[item.tile];
-  } else {
-    tile = args.work.tiles[item.tile];
-  }
+  const TokenTile tile = args.work.tiles[item.tile];
   item.product = static_cast<int>(product);
   item.expert = tile.expert;
   item.row_begin = tile.row_begin;
@@ -186,23 +160,6 @@ __device__ __forceinline__ WorkItem make_item(const StreamArgs& args, const Item
   return item;
 }
 
-/// Geometry::kFew: groups the slots by expert, in the order of their first slots. By one warp.
-template <typename G>
-__device__ __forceinline__ void make_few_tiles(const StreamArgs& args, int lane) {
-  auto& few = *reinterpret_cast<FewTiles*>(moe_smem + G::kFewTiles);
-  const bool valid = lane < args.slots;
-  const int expert = !valid ? -1 - lane : args.ids == nullptr ? 0 : args.ids[lane];
-  const unsigned same = __match_any_sync(~0u, expert);
-  const unsigned before = (1u << lane) - 1;
-  const int leader = __ffs(static_cast<int>(same)) - 1;
-  const unsigned leaders = __ballot_sync(~0u, valid && leader == lane);
-  const int tile = __popc(leaders & ((1u << leader) - 1));
-  if (valid) few.slots[tile][__popc(same & before)] = static_cast<uint8_t>(lane);
-  if (valid && leader == lane) few.tiles[tile] = TokenTile{expert, 8 * tile, __popc(same), 0};
-  if (lane == 0) few.count = __popc(leaders);
-  __syncwarp();
-}
-
 /// Warp 0: takes items, publishes them, streams their weights, one lane a row block. (With one lane
 /// for all copies, issuing them is the limit of the wide geometry.)
 template <typename G>
@@ -211,24 +168,11 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
   ItemQueue<G> queue;
   const uint64_t policy = evict_first_policy();
   const int64_t hidden = args.shape.hidden, inter = args.shape.inter;
-  int ticket;
-  if constexpr (G::kFew) {
-    // Issued beside the load of the ids, so that their latencies overlap.
-    unsigned first = 0;
-    if (lane == 0) first = atomicAdd(&args.work.few->next, 1u);
-    make_few_tiles<G>(args, lane);
-    ticket = uniform(static_cast<int>(first));
-  }
   const ItemMap map = make_map<G>(args);
   auto take = [&] {
-    if constexpr (G::kFew) {
-      return uniform(lane == 0 ? static_cast<int>(atomicAdd(&args.work.few->next, 1u)) : 0);
-    } else {
-      return uniform(lane == 0 ? atomicAdd(args.work.counters + kNextItem + args.next_item, 1) : 0);
-    }
+    return uniform(lane == 0 ? atomicAdd(args.work.counters + kNextItem + args.next_item, 1) : 0);
   };
-  if constexpr (!G::kFew) ticket = take();
-  WorkItem item = make_item<G>(args, map, ticket);
+  WorkItem item = make_item<G>(args, map, take());
   while (item.product >= 0) {
     const uint32_t bases = smem_address(queue.bases());
     queue.push(item, lane);
@@ -268,40 +212,6 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     item = next;
   }
   queue.push(item, lane);
-  if constexpr (G::kFew) {
-    // Whoever is the last to have no more item leaves the counter as the next launch wants it.
-    if (lane == 0 && atomicInc(&args.work.few->out, gridDim.x - 1) == gridDim.x - 1) {
-      args.work.few->next = 0;
-    }
-  }
-}
-
-/// Geometry::kFew, first product: `here` chunks of the tile's rows, straight from x, into the slot
-/// order and the swizzle of a stage. All lanes arrive on the full barrier when their copies are
-/// done.
-template <typename G>
-__device__ __forceinline__ void copy_rows(const StreamArgs& args, const Ring<G>& ring,
-                                          const WorkItem& item, int first_chunk, int here,
-                                          int lane) {
-  const uint8_t* slots = few_tiles<G>().slots[item.tile];
-  const int units = here * 8, hidden = static_cast<int>(args.shape.hidden);
-  for (int row = 0; row < item.rows; ++row) {
-    const int64_t token = slots[row] / static_cast<int>(args.shape.top_k);
-    const uint8_t* source = args.x + token * hidden * 2;
-    for (int u = lane; u < units; u += 32) {
-      const int unit = u % 8, chunk = u / 8;
-      const uint32_t target =
-          ring.x() + static_cast<uint32_t>((chunk * G::kTileTokens + row) * kRowBytes +
-                                           16 * (unit ^ (row & 7)));
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        const int column = (first_chunk + chunk) * kTileCols + slot_column(unit * 8 + 2 * t);
-        const bool inside = column < hidden;
-        copy_word_async(target + 4u * t, source + (inside ? column : 0) * 2, inside ? 4 : 0);
-      }
-    }
-  }
-  arrive_after_copies(ring.full());
 }
 
 /// Warp 1: streams the rows of each item's token tile, one lane a chunk.
@@ -320,12 +230,8 @@ __device__ void produce_activations(const StreamArgs& args, int lane) {
     if (item.product < 0) return;
     const bool down = item.product == static_cast<int>(Product::kDown);
     if (down) {
-      const int* done =
-          G::kFew ? reinterpret_cast<const int*>(args.work.few->up_done) : args.work.done;
       if (lane == 0) {
-        while (load_acquire(done + item.tile) < up_blocks) {
-          if constexpr (!G::kFew) __nanosleep(20);
-        }
+        while (load_acquire(args.work.done + item.tile) < up_blocks) __nanosleep(20);
       }
       __syncwarp();
       proxy_fence();
@@ -337,21 +243,13 @@ __device__ void produce_activations(const StreamArgs& args, int lane) {
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
       const int here = min(G::kStageChunks, item.chunk_count - chunk);
       mbarrier_wait(ring.empty(), ring.phase ^ 1);
-      if (G::kFew && !down) {
-        copy_rows<G>(args, ring, item, chunk, here, lane);
-      } else {
-        if (lane == 0) {
-          mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(here));
-        } else if (G::kFew) {
-          mbarrier_arrive(ring.full());
-        }
-        __syncwarp();
-        if (lane < here) {
-          bulk_load(ring.x() + static_cast<uint32_t>(lane * G::kTileTokens * kRowBytes), source,
-                    bytes, ring.full());
-        }
-        source += G::kStageChunks * chunk_stride;
+      if (lane == 0) mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(here));
+      __syncwarp();
+      if (lane < here) {
+        bulk_load(ring.x() + static_cast<uint32_t>(lane * G::kTileTokens * kRowBytes), source,
+                  bytes, ring.full());
       }
+      source += G::kStageChunks * chunk_stride;
       ring.advance();
     }
   }

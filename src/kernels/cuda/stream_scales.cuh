@@ -79,7 +79,7 @@ struct TileWeights {
                                        int lane) {
     if constexpr (kFormat == FormatId::kNf3) fragment.table = table;
     if constexpr (!G::kCsf) {
-      fragment.load(tile, tile + G::kCodeBytes, warp, lane);
+      fragment.load(tile, tile + tile_scales_at(kFormat), warp, lane);
     } else {
       fragment.load_codes(tile, warp, lane);
       const uint8_t* csf = tile + G::kCodeBytes;

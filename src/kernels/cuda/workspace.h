@@ -25,16 +25,21 @@ constexpr int kNextItem = 8;    // [2 * kMaxGroups] next work item of each launc
 constexpr int kCounters = 16;
 
 /// Limits of Geometry::kFew, which has no route kernel and sums by itself.
-constexpr int kFewSlots = 32;    // tokens * top_k
-constexpr int kFewTokens = 8;    // tokens, so that an expert has one token tile
-constexpr int kFewBlocks = 256;  // row blocks of the second product
+constexpr int kFewSlots = 32;  // tokens * top_k: one a lane
+constexpr int kFewTokens = 8;  // tokens, so that an expert has one token tile
+
+/// Geometry::kFew: the slots of each expert, in order, and what their sums are multiplied with.
+struct FewTiles {
+  int rows[kFewSlots];
+  float gate_factor[kFewSlots], up_factor[kFewSlots], down_factor[kFewSlots];
+  float router[kFewSlots];  // by slot
+  uint8_t slots[kFewSlots][kFewTokens];
+};
 
 /// The counters of Geometry::kFew. All are zero between launches.
 struct FewCounters {
-  unsigned next, out;                         // next work item; CTAs that found none left
-  unsigned up_done[kFewSlots];                // row blocks of the first product finished, by tile
-  unsigned down_done[kFewSlots];              // and of the second
-  unsigned arrived[kFewTokens * kFewBlocks];  // experts whose share of (token, row block) is there
+  int arrived;       // CTAs whose share of the first product is written
+  unsigned through;  // CTAs that have seen all arrive
 };
 
 static_assert(sizeof(FewCounters) <= kMoeZeroedBytes);
