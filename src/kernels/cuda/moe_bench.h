@@ -17,7 +17,7 @@ struct MoeBenchOptions {
   std::string format = "nvfp4";                 // or two: "gate_up+down"
   std::vector<std::string> scales = {"plain"};  // plain, csf, or both in turn
   std::vector<int64_t> rows = {1, 8, 64, 256, 1024, 4096};
-  std::string geometry = "auto";  // few, narrow, wide: force a kernel
+  std::string geometry = "auto";  // few, slices, small, narrow, wide: force a kernel
 };
 
 /// One row count and one form of the scales.

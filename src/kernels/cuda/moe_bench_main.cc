@@ -1,6 +1,6 @@
 // main of moe_cuda_bench: the table of moe_bench.h without the rest of nibble.
 //   moe_cuda_bench [--shape qwen|glm|tp8|gptoss|a3b|E,H,I,K] [--format nvfp4|...|gate_up+down]
-//                  [--rows 1,2,4,...] [--geometry auto|few|narrow|wide]
+//                  [--rows 1,2,4,...] [--geometry auto|few|slices|small|narrow|wide]
 //                  [--scales plain|csf|both]
 #include <cstdlib>
 #include <iostream>

@@ -153,6 +153,8 @@ std::vector<MoeTiming> bench_rows(const MoeShape& s, const std::vector<ScaleSets
 Result<Geometry> parse_geometry(const std::string& name) {
   if (name == "auto") return Geometry::kAuto;
   if (name == "few") return Geometry::kFew;
+  if (name == "slices") return Geometry::kSlices;
+  if (name == "small") return Geometry::kSmall;
   if (name == "narrow") return Geometry::kNarrow;
   if (name == "wide") return Geometry::kWide;
   return Error(Code::kInvalidArgument, cat("geometry '", name, "' is unknown"));

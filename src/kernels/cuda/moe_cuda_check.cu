@@ -136,14 +136,17 @@ void check_layer(Checks& checks, const MoeShape& s, const LayerFormats& f,
     const auto narrow = runner.run(weights, args, Geometry::kNarrow);
     checks.expect(same(narrow, runner.run(weights, args, Geometry::kWide).data()),
                   cat("narrow = wide ", name, " M", tokens));
-    // The geometry for few slots, as it is chosen or by name where it surely fits.
-    const bool few = tokens * s.top_k <= 8 && tokens <= 2 && f.gate_up == f.down;
-    checks.expect(
-        same(narrow, runner.run(weights, args, few ? Geometry::kFew : Geometry::kAuto).data()),
-        cat("narrow = few ", name, " M", tokens));
+    const bool alike = f.gate_up == f.down;
+    for (const Geometry g : {Geometry::kAuto, Geometry::kSmall, Geometry::kSlices}) {
+      if (g == Geometry::kSlices && (!alike || tokens > 40)) continue;
+      checks.expect(same(narrow, runner.run(weights, args, g).data()),
+                    cat("narrow = geometry ", static_cast<int>(g), " ", name, " M", tokens));
+    }
     if (csf) {
       const MoeWeights packed = csf_layer->view();
-      for (const Geometry g : {Geometry::kAuto, Geometry::kNarrow, Geometry::kWide}) {
+      for (const Geometry g : {Geometry::kAuto, Geometry::kSlices, Geometry::kSmall,
+                               Geometry::kNarrow, Geometry::kWide}) {
+        if (g == Geometry::kSlices && (!alike || tokens > 40)) continue;
         checks.expect(same(narrow, runner.run({{&packed, 1}, nullptr}, args, g).data()),
                       cat("CSF = plain ", name, " M", tokens, " geometry ", static_cast<int>(g)));
       }

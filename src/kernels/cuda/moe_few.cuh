@@ -35,11 +35,11 @@ struct FewPiece {
                                      : kCsf                             ? 2
                                      : kRescale                         ? 1
                                                 : (tile_bytes(format) - kCodes) / 64;
-  static constexpr int kStageChunks = kCodeUnits <= 32 ? 4 : 2;
+  static constexpr int kStageChunks = deep && kCodeUnits <= 32 ? 4 : 2;
   static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
   static constexpr int kBasesAt = kScalesAt + kStageChunks * kScaleUnits * 16;
   static constexpr int kPlaceBytes = kBasesAt + (kCsf ? 16 : 0);  // with the task's first stage
-  static constexpr int kPlaces = !deep ? 2 : kPlaceBytes < 2500 ? 4 : 3;
+  static constexpr int kPlaces = deep ? (kPlaceBytes < 2500 ? 4 : 3) : kPlaceBytes < 1300 ? 3 : 2;
   static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
   static constexpr int kCodeCopies = (kStageChunks * kCodeUnits + 31) / 32;  // of a lane's codes
   static_assert(kStageChunks * kScaleUnits <= 32);
@@ -335,10 +335,10 @@ struct FewWeights {
   }
 };
 
-/// One task over all of K. A chunk's words are read two chunks ahead and
-/// expanded one chunk ahead, beside the products: alone on its scheduler, a warp is bound by the
-/// latency of this chain. One piece of code for both products: every launch meets it cold, and
-/// fetching instructions takes as long as running them once.
+/// One task over all of K. A chunk's words are read two chunks ahead and expanded one chunk ahead,
+/// beside the products: alone on its scheduler, a warp is bound by the latency of this chain. One
+/// piece of code for both products: every launch meets it cold, and fetching instructions takes as
+/// long as running them once.
 template <typename P>
 struct FewRun {
   const FewArgs& args;
@@ -400,11 +400,8 @@ struct FewRun {
     stream.advance();
     place = place + 1 == P::kPlaces ? 0 : place + 1;
   }
-  template <int... sub>
-  __device__ __forceinline__ void run(float (&acc)[4], const Task& t,
-                                      std::integer_sequence<int, sub...>) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
+  /// All that does not need the tokens.
+  __device__ __forceinline__ void begin(const Task& t) {
     wait_copies<P::kPlaces - 1>();
     __syncwarp();
     if constexpr (P::kFormat == FormatId::kNf3) {
@@ -414,8 +411,14 @@ struct FewRun {
     FewRaw<P> first;
     first.load(at(place), 0, t.quarter, lane);
     raw.load(at(place), 1, t.quarter, lane);
-    load_tokens(tokens[0], t.row);
     expand(weights[0], first, t, 0);
+  }
+  template <int... sub>
+  __device__ __forceinline__ void multiply(float (&acc)[4], const Task& t,
+                                           std::integer_sequence<int, sub...>) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
+    load_tokens(tokens[0], t.row);
 #pragma unroll 1
     for (int chunk = 0; chunk < t.chunk_count; chunk += P::kStageChunks) {
       (step<sub>(acc, t, chunk), ...);
@@ -423,57 +426,66 @@ struct FewRun {
   }
 };
 
-/// A task from its tile to h (first product: eight channels of the tile's tokens, activated) or to
-/// `shares` in shared memory, [slot][16] (second product).
+/// A task with all that its end needs.
 template <typename P>
-__device__ __forceinline__ void run_few_task(const FewArgs& args, int number,
-                                             const SlotTiles& slots, const FewTiles& lists,
-                                             FewRun<P>& run, const uint8_t* rows, float* shares) {
-  const WarpTasks& tasks = run.stream.tasks;
-  const bool down = number >= tasks.own_ups;
-  const FewTask task = tasks.at(number);
-  const int g = run.lane / 4, t = run.lane % 4, expert = slots.expert_of(task.tile);
-  const int count = lists.rows[task.tile];
-  const uint8_t* tile_slots = lists.slots[task.tile];
-  const int slot = tile_slots[g < count ? g : 0];  // columns without a token: any
-  const int64_t channel =
-      packed_row(down ? Product::kDown : Product::kGateUp, task.block, task.quarter, g, 0);
-  const int64_t width = down ? args.shape.hidden : args.shape.inter;
-  const float* first_bias = down ? args.weights.down_bias : args.weights.gate_bias;
-  float bias[2] = {0.0f, 0.0f};  // gate and up, or of two neighbouring channels
-  if (first_bias != nullptr && channel < width) {
-    bias[0] = first_bias[expert * width + channel];
-    bias[1] = down ? first_bias[expert * width + channel + 1]
-                   : args.weights.up_bias[expert * width + channel];
-  }
-  const int blocks = down ? tasks.down_blocks : tasks.up_blocks;
-  const int row =
-      down ? slot * few_row_bytes(args.shape.inter)
-           : slot / static_cast<int>(args.shape.top_k) * few_row_bytes(args.shape.hidden);
-  float acc[4];
-  const int chunk_count = down ? tasks.down_chunks : tasks.up_chunks;
-  run.run(acc,
-          {down, task.quarter, chunk_count, (int64_t{expert} * blocks + task.block) * chunk_count,
-           rows + row + 32 * t},
-          std::make_integer_sequence<int, P::kStageChunks>());
-  if (!down) {
-    const uint32_t two = activated_channels(args.shape, acc, lists.gate_factor[task.tile],
-                                            lists.up_factor[task.tile], bias[0], bias[1]);
-    if (g < count) {  // the lane's pair of neighbouring channels, two slots of the packed order
-      const int64_t at = packed_row(Product::kGateUp, task.block, task.quarter, 2 * t, 0);
-      *reinterpret_cast<uint32_t*>(args.h + slot * (tasks.down_chunks * kRowBytes) + at * 2) = two;
+struct FewJob {
+  typename FewRun<P>::Task run;
+  int tile, count, slot, group;  // slot: of the lane's token
+  int64_t pair;                  // first product: the lane's pair of channels in h
+  float bias[2];                 // gate and up, or of two neighbouring channels
+
+  __device__ __forceinline__ FewJob(const FewArgs& args, int number, const WarpTasks& tasks,
+                                    const SlotTiles& slots, const FewTiles& lists,
+                                    const uint8_t* rows, int lane) {
+    const bool down = number >= tasks.own_ups;
+    const FewTask task = tasks.at(number);
+    const int g = lane / 4, t = lane % 4, expert = slots.expert_of(task.tile);
+    tile = task.tile;
+    group = task.group;
+    count = lists.rows[tile];
+    slot = lists.slots[tile][g < count ? g : 0];  // columns without a token: any
+    pair = packed_row(Product::kGateUp, task.block, task.quarter, 2 * t, 0);
+    const int64_t channel =
+        packed_row(down ? Product::kDown : Product::kGateUp, task.block, task.quarter, g, 0);
+    const int64_t width = down ? args.shape.hidden : args.shape.inter;
+    const float* first = down ? args.weights.down_bias : args.weights.gate_bias;
+    bias[0] = bias[1] = 0.0f;
+    if (first != nullptr && channel < width) {
+      bias[0] = first[expert * width + channel];
+      bias[1] = down ? first[expert * width + channel + 1]
+                     : args.weights.up_bias[expert * width + channel];
     }
-    return;
+    const int blocks = down ? tasks.down_blocks : tasks.up_blocks;
+    const int chunk_count = down ? tasks.down_chunks : tasks.up_chunks;
+    const int row =
+        down ? slot * few_row_bytes(args.shape.inter)
+             : slot / static_cast<int>(args.shape.top_k) * few_row_bytes(args.shape.hidden);
+    run = {down, task.quarter, chunk_count, (int64_t{expert} * blocks + task.block) * chunk_count,
+           rows + row + 32 * t};
   }
+  /// To h (first product: eight channels of the tile's tokens, activated) or to `shares` in shared
+  /// memory, [slot][16] (second product).
+  __device__ __forceinline__ void store(const FewArgs& args, const float (&acc)[4],
+                                        const WarpTasks& tasks, const FewTiles& lists,
+                                        float* shares, int lane) const {
+    const int g = lane / 4, t = lane % 4;
+    if (!run.down) {
+      const uint32_t two = activated_channels(args.shape, acc, lists.gate_factor[tile],
+                                              lists.up_factor[tile], bias[0], bias[1]);
+      uint8_t* row = args.h + slot * (tasks.down_chunks * kRowBytes);
+      if (g < count) *reinterpret_cast<uint32_t*>(row + pair * 2) = two;
+      return;
+    }
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    if (2 * t + c >= count) continue;
-    const int own = tile_slots[2 * t + c];
-    float* share = shares + (task.group * args.slots + own) * kFewGroup;
-    *reinterpret_cast<float2*>(share + 2 * g) =
-        weighted_pair(acc[c], acc[2 + c], lists.down_factor[task.tile], bias, lists.router[own]);
+    for (int c = 0; c < 2; ++c) {
+      if (2 * t + c >= count) continue;
+      const int own = lists.slots[tile][2 * t + c];
+      float* share = shares + (group * args.slots + own) * kFewGroup;
+      *reinterpret_cast<float2*>(share + 2 * g) =
+          weighted_pair(acc[c], acc[2 + c], lists.down_factor[tile], bias, lists.router[own]);
+    }
   }
-}
+};
 
 /// `rows` rows of `units` 16-byte units to shared memory, at row_bytes each; what is behind `valid`
 /// units becomes zero.
@@ -483,6 +495,18 @@ __device__ __forceinline__ void copy_rows_async(const uint8_t* from, int64_t str
     const int row = i / units, unit = i % units;
     copy_unit_async(to + static_cast<uint32_t>(row * row_bytes + unit * 16),
                     from + row * stride + (unit < valid ? unit * 16 : 0), unit < valid ? 16 : 0);
+  }
+}
+
+/// The slots' rows of h to shared memory, zeros behind them.
+__device__ __forceinline__ void stage_h(const FewArgs& args, uint8_t* rows) {
+  const int stride = few_row_bytes(args.shape.inter), units = stride / 16 - 1;
+  const int valid = static_cast<int>(chunks(args.shape.inter)) * 8;
+  for (int u = static_cast<int>(threadIdx.x); u < args.slots * units; u += kFewThreads) {
+    const int row = u / units, unit = u % units;
+    const auto* from = reinterpret_cast<const uint4*>(args.h) + row * valid + unit;
+    *reinterpret_cast<uint4*>(rows + row * stride + unit * 16) =
+        unit < valid ? __ldcg(from) : make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -539,12 +563,6 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   // first's.
   const bool spare = tasks.up_count < kFewWarps, waits = spare && tasks.own_ups == 0;
   stream.holds = spare && !waits;
-  if (warp == 0 && valid) {
-    lists.gate_factor[slots.tile] = factors[0];  // by all slots of the expert: the same
-    lists.up_factor[slots.tile] = factors[1];
-    lists.down_factor[slots.tile] = factors[2];
-    lists.router[lane] = factors[3];
-  }
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {  // one place in the code for both kinds of warps
     if (turn == (waits ? 1 : 0)) {
@@ -552,6 +570,12 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       for (int i = 0; i < P::kPlaces; ++i) stream.advance();
     }
     if (turn == 1) break;
+    if (warp == 0 && valid) {
+      lists.gate_factor[slots.tile] = factors[0];  // by all slots of the expert: the same
+      lists.up_factor[slots.tile] = factors[1];
+      lists.down_factor[slots.tile] = factors[2];
+      lists.router[lane] = factors[3];
+    }
     if (waits) {
       wait_copies<0>();
     } else {
@@ -563,20 +587,19 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   FewRun<P> run(args, stream, ring, lane);
 #pragma unroll 1
   for (int i = 0;; ++i) {
+    const int number = min(i, tasks.own - 1);
+    const bool any = i < tasks.own;
+    const FewJob<P> job(args, max(number, 0), tasks, slots, lists, rows, lane);
+    if (any) run.begin(job.run);
     if (i == tasks.own_ups) {
       wait_for_grid(*args.counters);
-      const int stride = few_row_bytes(args.shape.inter), units = stride / 16 - 1;
-      const int valid_units = tasks.down_chunks * 8;
-      for (int u = static_cast<int>(threadIdx.x); u < args.slots * units; u += kFewThreads) {
-        const int row = u / units, unit = u % units;
-        const auto* from = reinterpret_cast<const uint4*>(args.h) + row * valid_units + unit;
-        *reinterpret_cast<uint4*>(rows + row * stride + unit * 16) =
-            unit < valid_units ? __ldcg(from) : make_uint4(0, 0, 0, 0);
-      }
+      stage_h(args, rows);
       __syncthreads();
     }
-    if (i == tasks.own) break;
-    run_few_task<P>(args, i, slots, lists, run, rows, shares);
+    if (!any) break;
+    float acc[4];
+    run.multiply(acc, job.run, std::make_integer_sequence<int, P::kStageChunks>());
+    job.store(args, acc, tasks, lists, shares, lane);
   }
   __syncthreads();
   const int top_k = static_cast<int>(args.shape.top_k);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/moe_few.h"
@@ -8,6 +9,8 @@
 
 namespace nibble::kernels::cuda {
 namespace {
+
+constexpr int kBulkCopyMajor = 9, kWgmmaMajor = 9;  // compute capability
 
 // Above this mean number of rows an expert, the wide geometry. Measured: docs/results.
 constexpr double kWideRows = 10.0;
@@ -112,45 +115,41 @@ struct FewChoice {
   FewKernel kernel;
   int64_t bytes = 0;
 };
-FewChoice choose_few(const MoeShape& shape, const MoeGroups& weights, int64_t tokens,
-                     int processors) {
-  if (weights.groups.size() != 1 || weights.rank != nullptr || !alike(weights.groups[0]) ||
-      tokens > kFewTokens || tokens * shape.top_k > kFewSlots) {
+FewChoice choose_few(const MoeShape& shape, std::span<const MoeWeights> groups, int64_t tokens,
+                     const MoeDevice& device) {
+  if (groups.size() != 1 || !alike(groups[0]) || tokens > kFewTokens ||
+      tokens * shape.top_k > kFewSlots) {
     return {};
   }
   for (const bool deep : {true, false}) {
-    const FewKernel kernel = find_few_kernel(weights.groups[0].gate_up, deep);
-    const int64_t bytes = FewLayout(shape, tokens, kernel.ring_bytes, processors).bytes;
-    if (kernel.kernel != nullptr && bytes <= kMoeSharedBytes) return {kernel, bytes};
+    const FewKernel kernel = find_few_kernel(groups[0].gate_up, deep);
+    const int64_t bytes = FewLayout(shape, tokens, kernel.ring_bytes, device.processors).bytes;
+    if (kernel.kernel != nullptr && bytes <= device.shared_bytes) return {kernel, bytes};
   }
   return {};
 }
-
-struct DeviceFacts {
-  int processors = 0, major = 0;
-};
-Result<DeviceFacts> device_facts() {
-  int device = 0;
-  DeviceFacts facts;
-  if (cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return cuda_error("device", e);
-  cudaError_t e = cudaDeviceGetAttribute(&facts.processors, cudaDevAttrMultiProcessorCount, device);
-  if (e != cudaSuccess) return cuda_error("device", e);
-  e = cudaDeviceGetAttribute(&facts.major, cudaDevAttrComputeCapabilityMajor, device);
-  if (e != cudaSuccess) return cuda_error("device", e);
-  if (facts.major < 9) {
-    return Error(
-        Code::kUnsupported,
-        cat("the MoE kernels need compute capability 9.0 or later (bulk copies); this device has ",
-            facts.major, ".x"));
-  }
-  return facts;
+/// The most tokens that one launch for few slots takes; 0: none.
+int64_t slice_tokens(const MoeShape& shape, std::span<const MoeWeights> groups,
+                     const MoeDevice& device) {
+  int64_t tokens = kFewTokens;
+  while (tokens > 0 && choose_few(shape, groups, tokens, device).kernel.kernel == nullptr) --tokens;
+  return tokens;
 }
 
-Geometry choose(const MoeShape& shape, int64_t tokens) {
-  const int64_t slots = tokens * shape.top_k;
-  return static_cast<double>(slots) / static_cast<double>(shape.experts) > kWideRows
-             ? Geometry::kWide
-             : Geometry::kNarrow;
+/// For more tokens than one launch for few slots takes.
+Result<Geometry> choose(const MoeShape& shape, std::span<const MoeWeights> groups, int64_t tokens,
+                        const MoeDevice& device) {
+  if (device.major < kBulkCopyMajor) return Geometry::kSlices;
+  const double rows =
+      static_cast<double>(tokens * shape.top_k) / static_cast<double>(shape.experts);
+  if (rows > kWideRows && device.major == kWgmmaMajor) return Geometry::kWide;
+  for (const MoeWeights& w : groups) {
+    for (const ExpertMatrices* m : {&w.gate_up, &w.down}) {
+      NIBBLE_TRY(const StreamKernel kernel, find_kernel(*m, Geometry::kNarrow));
+      if (static_cast<int64_t>(kernel.smem_bytes) > device.shared_bytes) return Geometry::kSmall;
+    }
+  }
+  return Geometry::kNarrow;
 }
 
 }  // namespace
@@ -179,6 +178,43 @@ MoeWorkspace carve_workspace(const MoeShape& shape, int64_t tokens, std::byte* b
   return work;
 }
 
+Result<MoeDevice> moe_device() {
+  int device = 0, shared = 0;
+  MoeDevice facts;
+  if (cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return cuda_error("device", e);
+  const std::pair<cudaDeviceAttr, int*> wanted[] = {
+      {cudaDevAttrMultiProcessorCount, &facts.processors},
+      {cudaDevAttrComputeCapabilityMajor, &facts.major},
+      {cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared}};
+  for (const auto& [attribute, value] : wanted) {
+    const cudaError_t e = cudaDeviceGetAttribute(value, attribute, device);
+    if (e != cudaSuccess) return cuda_error("device", e);
+  }
+  facts.shared_bytes = shared;
+  return facts;
+}
+
+Result<void> moe_runs_on(const MoeDevice& device, const MoeShape& shape,
+                         std::span<const MoeWeights> groups) {
+  for (const MoeWeights& w : groups) {
+    for (const ExpertMatrices* m : {&w.gate_up, &w.down}) {
+      NIBBLE_TRY(const StreamKernel kernel, find_kernel(*m, Geometry::kSmall));
+      if (device.major >= kBulkCopyMajor &&
+          static_cast<int64_t>(kernel.smem_bytes) > device.shared_bytes) {
+        return Error(Code::kUnsupported,
+                     cat("CUDA experts: ", kernel.smem_bytes, " bytes of shared memory a CTA are ",
+                         "needed, the device has ", device.shared_bytes));
+      }
+    }
+  }
+  if (device.major >= kBulkCopyMajor || slice_tokens(shape, groups, device) > 0) return {};
+  return Error(Code::kUnsupported,
+               cat("CUDA experts on compute capability ", device.major, ".x with ",
+                   device.shared_bytes, " bytes of shared memory a CTA: all experts of a layer ",
+                   "must have one format, and a token of hidden ", shape.hidden,
+                   " and intermediate ", shape.inter, " must fit"));
+}
+
 int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens) {
   return carve_workspace(shape, max_tokens, nullptr).bytes;
 }
@@ -186,7 +222,7 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens) {
 namespace {
 
 Result<void> launch_products(const StreamKernel& kernel, const StreamArgs& args,
-                             const DeviceFacts& device, cudaStream_t stream) {
+                             const MoeDevice& device, cudaStream_t stream) {
   cudaError_t e = cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        static_cast<int>(kernel.smem_bytes));
   if (e != cudaSuccess) return cuda_error("shared memory of the MoE kernel", e);
@@ -196,7 +232,7 @@ Result<void> launch_products(const StreamKernel& kernel, const StreamArgs& args,
   return {};
 }
 
-Result<void> launch_few(const FewChoice& few, const FewArgs& args, const DeviceFacts& device,
+Result<void> launch_few(const FewChoice& few, const FewArgs& args, const MoeDevice& device,
                         cudaStream_t stream) {
   cudaError_t e = cudaFuncSetAttribute(
       few.kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(few.bytes));
@@ -207,9 +243,46 @@ Result<void> launch_few(const FewChoice& few, const FewArgs& args, const DeviceF
   return {};
 }
 
+FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs& args,
+                 const MoeWorkspace& work) {
+  return {.shape = shape,
+          .weights = weights,
+          .x = static_cast<const uint8_t*>(args.x),
+          .ids = args.ids,
+          .router_weights = args.weights,
+          .add = args.add,
+          .y = args.y,
+          .h = work.h,
+          .counters = work.few,
+          .tokens = static_cast<int>(args.tokens),
+          .slots = static_cast<int>(args.tokens * shape.top_k)};
+}
+
+Result<void> launch_slices(const MoeShape& shape, std::span<const MoeWeights> groups,
+                           const MoeArgs& args, const MoeWorkspace& work, const MoeDevice& device,
+                           cudaStream_t stream) {
+  const int64_t step = slice_tokens(shape, groups, device);
+  if (step == 0) {
+    return Error(Code::kInvalidArgument,
+                 "MoE layer in slices: one group, packed alike, whose tokens fit is wanted");
+  }
+  for (int64_t first = 0; first < args.tokens; first += step) {
+    MoeArgs slice = args;
+    slice.tokens = std::min(step, args.tokens - first);
+    slice.x = static_cast<const std::byte*>(args.x) + first * shape.hidden * 2;
+    if (args.ids != nullptr) slice.ids += first * shape.top_k;
+    if (args.weights != nullptr) slice.weights += first * shape.top_k;
+    if (args.add != nullptr) slice.add += first * shape.hidden;
+    slice.y += first * shape.hidden;
+    const FewChoice few = choose_few(shape, groups, slice.tokens, device);
+    NIBBLE_TRY(launch_few(few, few_args(shape, groups[0], slice, work), device, stream));
+  }
+  return {};
+}
+
 /// The products of every group, each in one launch or (gate_up and down packed differently) two.
 Result<void> launch_groups(const MoeGroups& weights, StreamArgs args, Geometry geometry,
-                           const DeviceFacts& device, cudaStream_t stream) {
+                           const MoeDevice& device, cudaStream_t stream) {
   for (size_t g = 0; g < weights.groups.size(); ++g) {
     const MoeWeights& w = weights.groups[g];
     args.weights = w;
@@ -230,32 +303,25 @@ Result<void> launch_groups(const MoeGroups& weights, StreamArgs args, Geometry g
 Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
                        void* workspace, cudaStream_t stream, Geometry geometry) {
   NIBBLE_TRY(check(shape, weights, args));
-  NIBBLE_TRY(const DeviceFacts device, device_facts());
+  NIBBLE_TRY(const MoeDevice device, moe_device());
   const MoeWorkspace work = carve_workspace(shape, args.tokens, static_cast<std::byte*>(workspace));
   if (geometry == Geometry::kAuto || geometry == Geometry::kFew) {
-    const FewChoice few = choose_few(shape, weights, args.tokens, device.processors);
+    const FewChoice few = choose_few(shape, weights.groups, args.tokens, device);
     if (few.kernel.kernel != nullptr) {
-      return launch_few(few,
-                        {.shape = shape,
-                         .weights = weights.groups[0],
-                         .x = static_cast<const uint8_t*>(args.x),
-                         .ids = args.ids,
-                         .router_weights = args.weights,
-                         .add = args.add,
-                         .y = args.y,
-                         .h = work.h,
-                         .counters = work.few,
-                         .tokens = static_cast<int>(args.tokens),
-                         .slots = static_cast<int>(args.tokens * shape.top_k)},
-                        device, stream);
+      return launch_few(few, few_args(shape, weights.groups[0], args, work), device, stream);
     }
     if (geometry == Geometry::kFew) {
       return Error(Code::kInvalidArgument, "MoE layer: too many slots for this geometry");
     }
-    geometry = choose(shape, args.tokens);
+    NIBBLE_TRY(geometry, choose(shape, weights.groups, args.tokens, device));
   }
-  // wgmma is Hopper's alone.
-  if (device.major != 9 && geometry == Geometry::kWide) geometry = Geometry::kNarrow;
+  if (geometry == Geometry::kSlices) {
+    return launch_slices(shape, weights.groups, args, work, device, stream);
+  }
+  if (device.major < kBulkCopyMajor) {
+    return Error(Code::kUnsupported, "MoE layer: this geometry needs compute capability 9.0");
+  }
+  if (device.major != kWgmmaMajor && geometry == Geometry::kWide) geometry = Geometry::kNarrow;
   StreamArgs stream_args = {};
   stream_args.shape = shape;
   stream_args.work = work;

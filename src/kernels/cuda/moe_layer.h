@@ -83,15 +83,25 @@ struct MoeArgs {
   float* y = nullptr;              // [tokens, hidden]
 };
 
-/// Which kernel geometry runs; kAuto picks by the mean number of rows an expert gets. The result's
-/// bits do not depend on it.
-enum class Geometry : uint8_t { kAuto, kFew, kNarrow, kWide };
+/// Which kernels run; kAuto picks by the number of tokens and the device. The result's bits do not
+/// depend on it.
+enum class Geometry : uint8_t {
+  kAuto,
+  kFew,     // up to 8 tokens and 32 slots of one group, whose matrices are packed alike
+  kSlices,  // kFew, a few tokens after the other: all that GPUs without bulk copies (8.x) can do
+  kSmall,   // kNarrow within 99 KiB of shared memory a CTA (compute capability 12.x)
+  kNarrow,
+  kWide,  // wgmma: Hopper
+};
 
-/// What the kernels need of a GPU: bulk copies, and shared memory for their rings. GPUs of compute
-/// capability 12.x have the first and 99 KiB of the second: smaller rings for them are not built
-/// yet.
-constexpr int kMoeMajor = 9;
-constexpr int64_t kMoeSharedBytes = 227 * 1024;
+/// What a GPU has for these kernels: compute capability, processors, and the shared memory that a
+/// CTA may ask for.
+struct MoeDevice {
+  int major = 0, processors = 0;
+  int64_t shared_bytes = 0;
+};
+/// Of this thread's current device. Errors: kInternal.
+Result<MoeDevice> moe_device();
 
 constexpr int64_t kMoeZeroedBytes = 32768;
 /// Device bytes that moe_layer needs for up to `max_tokens` tokens. Host arithmetic.
@@ -107,10 +117,15 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens);
 /// order of ids, of FP32(weight * down)) + add. One row's bits depend on that row alone: not on the
 /// batch, the geometry, the form of the scales or the run. No float atomics.
 ///
-/// Errors: kInvalidArgument (shape, null pointer), kUnsupported (format or device; gate and up of
-/// different formats have no form here at all), kInternal (the launch failed); with the first two
-/// nothing was queued.
+/// Errors: kInvalidArgument (shape, null pointer, a geometry that does not take this layer),
+/// kUnsupported (format or device; gate and up of different formats have no form here at all),
+/// kInternal (the launch failed); with the first two nothing was queued.
 Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
                        void* workspace, cudaStream_t stream, Geometry geometry = Geometry::kAuto);
+
+/// Whether such a GPU has kernels for a layer of this shape whose groups have these formats and
+/// forms of scales (other members are not looked at). Errors: kUnsupported with the reason.
+Result<void> moe_runs_on(const MoeDevice& device, const MoeShape& shape,
+                         std::span<const MoeWeights> groups);
 
 }  // namespace nibble::kernels::cuda

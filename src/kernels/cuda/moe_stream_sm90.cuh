@@ -176,17 +176,24 @@ StreamKernel make_stream_kernel() {
                       G::kTileTokens,       G::kCtasPerSm, static_cast<size_t>(G::kSmemBytes)};
 }
 
-/// Narrow: two CTAs an SM, 128 weight rows and up to 16 tokens each, mma.sync: streaming. Wide: one
-/// CTA, 256 rows by up to 128 tokens (64 where every chunk needs its own sums),
-/// wgmma: weights are expanded once for many tokens.
+/// Narrow: two CTAs an SM, 128 weight rows and up to 16 tokens each, mma.sync: streaming. Small:
+/// one CTA with what an SM of compute capability 12.x has. Wide: one CTA, 256 rows by up to 128
+/// tokens (64 where every chunk needs its own sums), wgmma: weights are expanded once for many
+/// tokens.
 template <FormatId format, ScaleForm form>
 StreamKernel pick_stream_kernel(Geometry geometry) {
+  constexpr int kLarge = 227 * 1024, kHalf = kLarge / 2 - 1024, kLittle = 99 * 1024;
   if (geometry == Geometry::kWide) {
     constexpr int kTokens = format == FormatId::kFp8Block ? 64 : 128;
-    return make_stream_kernel<StreamGeometry<format, form, false, 4, kTokens, 1, 1>>();
+    return make_stream_kernel<StreamGeometry<format, form, false, 4, kTokens, 1, 1, kLarge>>();
   }
   constexpr int kChunks = tile_bytes(format) < 3000 ? 4 : 2;
-  return make_stream_kernel<StreamGeometry<format, form, true, 2, 16, kChunks, 2>>();
+  if (geometry == Geometry::kSmall) {
+    constexpr int kGroups = format == FormatId::kBf16 ? 1 : 2;
+    return make_stream_kernel<
+        StreamGeometry<format, form, true, kGroups, 16, kChunks, 1, kLittle>>();
+  }
+  return make_stream_kernel<StreamGeometry<format, form, true, 2, 16, kChunks, 2, kHalf>>();
 }
 
 }  // namespace nibble::kernels::cuda

@@ -9,7 +9,6 @@ namespace nibble::kernels::cuda {
 
 constexpr int kItemSlots = 8;
 constexpr int kMaxStages = 16;
-constexpr int kSmemPerSm = 227 * 1024;
 constexpr int kBlockBasesBytes = 64;  // CSF bases of a row block
 
 struct WorkItem {
@@ -24,7 +23,7 @@ extern __shared__ __align__(1024) uint8_t moe_smem[];
 /// Sizes and places of one geometry; kStageChunks chunks of K travel together. Everything lies at
 /// compile-time offsets in shared memory, which saves the registers that addresses would take.
 template <FormatId format, ScaleForm form, bool warp_mma, int groups, int tile_tokens,
-          int stage_chunks, int ctas_per_sm>
+          int stage_chunks, int ctas_per_sm, int cta_bytes>
 struct StreamGeometry {
   static constexpr bool kWarpMma = warp_mma;  // mma.sync instead of wgmma
   static constexpr FormatId kFormat = format;
@@ -34,7 +33,7 @@ struct StreamGeometry {
   static constexpr int kTileTokens = tile_tokens;
   static constexpr int kStageChunks = stage_chunks;
   static constexpr int kCtasPerSm = ctas_per_sm;
-  static constexpr int kThreads = groups * 128 + (ctas_per_sm == 1 ? 128 : 64);
+  static constexpr int kThreads = groups * 128 + (warp_mma ? 64 : 128);
   static constexpr int kTileBytes = tile_bytes(format, form);
   static constexpr int kCodeBytes = tile_code_bytes(format);
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
@@ -43,8 +42,7 @@ struct StreamGeometry {
   static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
                                     groups * tile_tokens * 8 + kBasesBytes + 16;
-  static constexpr int kBudget =
-      kSmemPerSm / ctas_per_sm - (ctas_per_sm > 1 ? 1024 : 0) - kTailBytes;
+  static constexpr int kBudget = cta_bytes - kTailBytes;
   static constexpr int kFit = kBudget / (kXBytes + kWBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
   static constexpr int kW = kStages * kXBytes;  // the activations come first: 1024-byte aligned
