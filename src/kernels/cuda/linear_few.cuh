@@ -221,7 +221,7 @@ cudaError_t launch_linear_few(const LinearKernelArgs& args, int processors, cuda
 
 template <FormatId format>
 cudaError_t launch_linear_few(const LinearKernelArgs& args, int processors, cudaStream_t stream) {
-  constexpr int kWideSegments = 96;  // above it the sums of 16 tokens do not fit
+  constexpr int kWideSegments = 48;  // above it the sums of 16 tokens do not fit in 99 KiB
   return args.rows <= 8 || args.segments > kWideSegments
              ? launch_linear_few<format, 8>(args, processors, stream)
              : launch_linear_few<format, 16>(args, processors, stream);

@@ -20,6 +20,9 @@ namespace nibble::kernels::cuda {
 
 extern __shared__ __align__(128) uint8_t few_smem[];
 constexpr int kFewStart = 1;  // named barrier: see FewStream::holds
+// More threads than there are, for fewer registers: so a CTA of the next product, which copies its
+// weights while it waits, has room beside this kernel.
+constexpr int kFewBound = 640;
 
 /// Where a warp's share of a tile lies, in units of 16 bytes (codes, then what it needs of the
 /// scales), and how it travels: kStageChunks chunks at a time, first all their codes.
@@ -39,7 +42,7 @@ struct FewPiece {
   static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
   static constexpr int kBasesAt = kScalesAt + kStageChunks * kScaleUnits * 16;
   static constexpr int kPlaceBytes = kBasesAt + (kCsf ? 16 : 0);  // with the task's first stage
-  static constexpr int kPlaces = deep ? (kPlaceBytes < 2500 ? 4 : 3) : kPlaceBytes < 1300 ? 3 : 2;
+  static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
   static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
   static constexpr int kCodeCopies = (kStageChunks * kCodeUnits + 31) / 32;  // of a lane's codes
   static_assert(kStageChunks * kScaleUnits <= 32);
@@ -529,7 +532,7 @@ __device__ __forceinline__ void wait_for_grid(FewCounters& counters) {
 }
 
 template <typename P>
-__global__ void __launch_bounds__(kFewThreads, 1)
+__global__ void __launch_bounds__(kFewBound, 1)
     moe_few_kernel(const __grid_constant__ FewArgs args) {
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -542,8 +545,8 @@ __global__ void __launch_bounds__(kFewThreads, 1)
 
   WarpTasks tasks(args.shape, warp);
 
-  wait_for_previous_kernel();
   allow_next_kernel();
+  wait_for_previous_kernel();
   const bool valid = lane < args.slots;
   const int expert = valid && args.ids != nullptr ? args.ids[lane] : 0;
   copy_rows_async(args.x, int64_t{2} * hidden, args.tokens, hidden / 8,
