@@ -95,7 +95,9 @@ class Glm4MoeCuda final : public Model {
   Result<void> queue(const KvCache& cache, int64_t context, bool draw, const StepTaps& taps);
   Result<void> queue_attention(const CudaLayer& layer, int64_t index, const KvCache& cache,
                                int64_t context);
-  Result<void> queue_feed_forward(const CudaLayer& layer, const cuda::AddRmsNormArgs& norm);
+  /// `next`: the layer after it, or null.
+  Result<void> queue_feed_forward(const CudaLayer& layer, const cuda::AddRmsNormArgs& norm,
+                                  const CudaLayer* next);
   Result<void> queue_head(bool draw);
   Result<void> tap(int64_t index, const StepTaps& taps);
   Result<void> tap_choice(int64_t index, const StepTaps& taps);
@@ -244,7 +246,8 @@ Result<void> Glm4MoeCuda::queue_attention(const CudaLayer& layer, int64_t index,
 }
 
 Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
-                                             const cuda::AddRmsNormArgs& norm) {
+                                             const cuda::AddRmsNormArgs& norm,
+                                             const CudaLayer* next) {
   cuda::MoeArgs dense;
   dense.x = b_.normed;
   dense.tokens = step_.rows();
@@ -255,7 +258,14 @@ Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
   }
   kernels::RouterParams params = glm4_moe_router(config_);
   params.correction_bias = layer.correction_bias;
-  NIBBLE_TRY(cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_));
+  // The next product's weights come to the L2 while routing leaves the memory idle.
+  std::span<const std::byte> later;
+  if (next != nullptr) {
+    const cuda::LinearWeight& w = next->qkv.front().weight;
+    later = {w.packed, static_cast<size_t>(cuda::linear_packed_bytes(w.format, w.out, w.cols))};
+  }
+  NIBBLE_TRY(cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_,
+                              cuda::NormRoutePath::kAuto, later));
   if (layer.has_mlp) {
     dense.y = b_.mlp;
     NIBBLE_TRY(cuda::moe_layer(mlp_shape(layer), {{&layer.mlp, 1}}, dense, b_.moe, stream_));
@@ -323,7 +333,8 @@ Result<void> Glm4MoeCuda::queue(const KvCache& cache, int64_t context, bool draw
     norm.delta = b_.delta;
     norm.weight = layer.post_norm;
     norm.normed_f32 = layer.routed ? b_.normed_f32 : nullptr;
-    NIBBLE_TRY(queue_feed_forward(layer, norm));
+    const bool is_last = &layer == &weights_->layers.back();
+    NIBBLE_TRY(queue_feed_forward(layer, norm, is_last ? nullptr : &layer + 1));
     if (layer.routed) NIBBLE_TRY(tap_choice(index, taps));
     ++index;
   }

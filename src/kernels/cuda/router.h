@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/result.h"
 #include "formats/block_format.h"
@@ -54,9 +55,11 @@ enum class NormRoutePath : uint8_t { kAuto, kTwoKernels, kFused };
 /// add_rms_norm(norm) and route() of its FP32 result, same bits. kFused: one kernel for up to 16
 /// rows of up to 4096 columns (from Hopper on), otherwise the two. norm.hidden is the matrix's.
 /// norm.normed_f32 is needed and holds anything afterwards. norm.weight, like the matrix and its
-/// biases, may be read before the stream's previous kernel has ended.
+/// biases, may be read before the stream's previous kernel has ended. `later`: device memory that a
+/// later kernel reads, 16-byte aligned; kFused brings it to the L2. Changes no result.
 Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
                         const RouterParams& params, void* scratch, int32_t* ids, float* weights,
-                        cudaStream_t stream, NormRoutePath path = NormRoutePath::kAuto);
+                        cudaStream_t stream, NormRoutePath path = NormRoutePath::kAuto,
+                        std::span<const std::byte> later = {});
 
 }  // namespace nibble::kernels::cuda
