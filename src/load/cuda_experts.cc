@@ -37,8 +37,7 @@ enum Scratch {
   kFixed = 3,
   kExceptions = 5,
   kRowBegin = 7,
-  kEncode = 9,
-  kIndex
+  kEncode = 9
 };
 
 }  // namespace
@@ -234,8 +233,7 @@ Result<void> CudaBuilder::index(Projection& p) {
   args.bases = reinterpret_cast<uint16_t*>(bases);
   args.exception_begin = reinterpret_cast<uint32_t*>(begin);
   args.exceptions = reinterpret_cast<uint32_t*>(words);
-  NIBBLE_TRY(std::byte * work, scratch(kIndex, kernels::cuda::csf_index_scratch_bytes(args)));
-  NIBBLE_TRY(kernels::cuda::csf_index(args, work, stream()));
+  NIBBLE_TRY(kernels::cuda::csf_index(args, stream()));
   p.out.csf = {args.bases, args.exception_begin, args.exceptions};
   return {};
 }

@@ -1,6 +1,7 @@
 // CSF on the GPU against the CPU codec, byte for byte.
 // Planes of many shapes and kinds of content: encode, decode, check (good and broken streams), and
 // the kernels' form: codes, bases and exceptions of every tile expand to the plain tile's scales.
+#include <bit>
 #include <cstring>
 #include <random>
 
@@ -121,44 +122,61 @@ void check_streams(Checks& checks, const CsfStack& s, Content content, uint64_t 
   }
 }
 
-/// Plain scale bytes of a tile from its compressed form, as csf_index.h describes it.
-std::vector<uint8_t> expand_tile(FormatId f, const uint8_t* codes, const uint16_t* bases) {
-  std::vector<uint8_t> plain(static_cast<size_t>(tile_scale_bytes(f)));
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int high = 0; high < 2; ++high) {
-      const int base = bases[lane] >> 8 * high & 0xFF;
-      const int groups = f == FormatId::kNvfp4 ? 4 : 2;
-      for (int i = 0; i < groups; ++i) {
-        const int code =
-            f == FormatId::kNvfp4
-                ? codes[4 * lane + i] >> 4 * high & 15
-                : codes[4 * (lane / 8) + 2 * high + (lane % 8) / 4] >> (2 * (lane % 4) + i) & 1;
-        plain[static_cast<size_t>(2 * (groups * lane + i) + high)] =
-            static_cast<uint8_t>(base + code);
+/// Plain scale bytes of a tile from its compressed form, as layout.h and csf_index.h describe it
+/// (NVFP4: without signs).
+struct ExpandedTile {
+  std::vector<uint8_t> plain;
+  uint32_t flags = 0;  // bit w: kCsfFlag of warp w; bit 4 + w: kCsfFourFlag
+  bool legal = true;   // what lies in the tile agrees with itself and with the exceptions
+};
+ExpandedTile expand_tile(FormatId f, const uint8_t* tile_scales, const uint16_t* bases,
+                         const uint32_t* exceptions, size_t count) {
+  const int groups = kTileCols / group_cols(f), warp_bytes = 16 * groups;
+  const uint32_t mask = f == FormatId::kNvfp4 ? 127 : 255;
+  ExpandedTile out;
+  out.plain.resize(static_cast<size_t>(tile_scale_bytes(f)));
+  for (int warp = 0; warp < 4; ++warp) {
+    uint32_t words[16];
+    const auto bytes = static_cast<size_t>(4 * csf_warp_words(f));
+    std::memcpy(words, tile_scales + static_cast<size_t>(warp) * bytes, bytes);
+    bool plain_bases = true;
+    for (int i = 0; i < 8 * groups; ++i) {
+      const uint32_t halves = std::rotr(words[i / csf_per_word(f)], csf_turn(f, i));
+      for (int high = 0; high < 2; ++high) {
+        const uint32_t base = bases[8 * warp + i / groups] >> 8 * high & 0xFF;
+        const uint32_t code = halves >> (csf_shift(f) + 16 * high) & ((1u << csf_bits(f)) - 1);
+        plain_bases = plain_bases && csf_base_is_plain(f, base);
+        out.plain[static_cast<size_t>(warp * warp_bytes + 2 * i + high)] =
+            static_cast<uint8_t>((base + code) & mask);
       }
     }
-  }
-  return plain;
-}
-
-/// Whether a tile's room behind the codes holds each warp's exceptions, or says that it does not.
-bool room_is_right(FormatId f, const uint8_t* tile_room, const uint32_t* words, size_t count) {
-  const auto warp_bytes = static_cast<uint32_t>(tile_scale_bytes(f) / 4);
-  const auto room = static_cast<size_t>(csf_room(f));
-  for (uint32_t warp = 0; warp < 4; ++warp) {
-    std::vector<uint16_t> want;
+    const uint32_t flags = words[0] & (kCsfFlag | kCsfFourFlag);
+    uint32_t room = f == FormatId::kNvfp4 ? words[csf_code_words(f)] : 0;
+    for (int w = 0; w < csf_code_words(f); ++w) {
+      out.legal = out.legal && (words[w] & (kCsfFlag | kCsfFourFlag)) == flags;
+      if (f != FormatId::kNvfp4) room |= ((words[w] & 7) | (words[w] >> 16 & 7) << 3) << 6 * w;
+    }
+    const bool flag = (flags & kCsfFlag) != 0;
+    out.flags |= (flag ? 1u << warp : 0) | ((flags & kCsfFourFlag) != 0 ? 16u << warp : 0);
+    out.legal = out.legal && flag == (!plain_bases || room != 0);
+    // The exceptions that no code can say must be in the room, or too many for it.
+    uint32_t want = 0;
+    int wanted = 0;
     for (size_t i = 0; i < count; ++i) {
-      const uint32_t byte = words[i] & 0xFF;
-      if (byte / warp_bytes == warp) {
-        want.push_back(
-            static_cast<uint16_t>(words[i] >> 24 << 8 | 0x80u | (byte - warp * warp_bytes)));
-      }
+      const uint32_t byte = exceptions[i] & 0xFF;
+      if (static_cast<int>(byte) / warp_bytes != warp) continue;
+      const uint32_t in_warp = byte % static_cast<uint32_t>(warp_bytes);
+      const uint32_t base =
+          bases[8 * warp + static_cast<int>(in_warp) / (2 * groups)] >> 8 * (in_warp % 2) & 0xFF;
+      const uint32_t value = exceptions[i] >> 24 & mask;
+      if (((value - base) & mask) >> csf_bits(f) == 0) continue;
+      if (wanted < csf_room(f)) want |= (value << 8 | 0x80u | in_warp) << 16 * wanted;
+      ++wanted;
+      out.plain[byte] = static_cast<uint8_t>(value);
     }
-    if (want.size() > room) want.assign(1, kCsfOverflow);
-    want.resize(room, 0);
-    if (std::memcmp(want.data(), tile_room + 2 * room * warp, 2 * room) != 0) return false;
+    out.legal = out.legal && room == (wanted > csf_room(f) ? kCsfOverflow : want);
   }
-  return true;
+  return out;
 }
 
 /// The kernels' form of random scales, gate and up as one stacked plane or as two.
@@ -192,12 +210,12 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
   const int64_t blocks = experts * row_blocks(product, hidden, inter);
   const int stride = tile_bytes(f, ScaleForm::kCsf);
   DeviceBuffer packed(tiles * stride), bases(blocks * 64), begins(4 * (tiles + 1)),
-      words(4 * count + 16), scratch(csf_index_scratch_bytes(args));
+      words(4 * count + 16);
   args.packed = packed.as<uint8_t>();
   args.bases = bases.as<uint16_t>();
   args.exception_begin = begins.as<uint32_t>();
   args.exceptions = words.as<uint32_t>();
-  must(csf_index(args, scratch.data(), nullptr), "index");
+  must(csf_index(args, nullptr), "index");
   must(cudaDeviceSynchronize(), "index run");
   const auto host_packed = download(packed.as<uint8_t>(), packed.bytes());
   const auto host_bases = download(bases.as<uint16_t>(), blocks * 32);
@@ -206,20 +224,24 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
   const int64_t chunk_count = chunks(cols);
   const int groups = kTileCols / group_cols(f);
   bool equal = static_cast<int64_t>(host_begins.back()) == count, sorted = true;
+  uint32_t of_four[2] = {0, 0};  // flags of the aligned four chunks: found, and promised by each
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t block = t / chunk_count, chunk = t % chunk_count;
-    auto plain = expand_tile(f, host_packed.data() + t * stride + tile_code_bytes(f),
-                             host_bases.data() + block * 32);
     const uint32_t first = host_begins[static_cast<size_t>(t)];
-    equal =
-        equal &&
-        room_is_right(f, host_packed.data() + t * stride + tile_code_bytes(f) + csf_code_bytes(f),
-                      host_words.data() + first, host_begins[static_cast<size_t>(t + 1)] - first);
+    const ExpandedTile tile = expand_tile(f, host_packed.data() + t * stride + tile_code_bytes(f),
+                                          host_bases.data() + block * 32, host_words.data() + first,
+                                          host_begins[static_cast<size_t>(t + 1)] - first);
+    if (chunk % 4 == 0) {
+      of_four[0] = 0;
+      of_four[1] = tile.flags >> 4;
+    }
+    of_four[0] |= tile.flags & 15;
+    equal = equal && tile.legal && tile.flags >> 4 == of_four[1] &&
+            (of_four[0] == of_four[1] || (chunk % 4 != 3 && chunk + 1 != chunk_count));
     for (uint32_t i = host_begins[static_cast<size_t>(t)];
          i < host_begins[static_cast<size_t>(t + 1)]; ++i) {
       const uint32_t word = host_words[i];
       equal = equal && (word >> 8 & 0xFFFF) == static_cast<uint32_t>(chunk);
-      plain[word & 0xFF] = static_cast<uint8_t>(word >> 24);
       if (i > host_begins[static_cast<size_t>(t)] &&
           (host_words[i - 1] & 0xFFFFFF) >= (word & 0xFFFFFF))
         sorted = false;
@@ -235,8 +257,9 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
         const int64_t at =
             (expert * stack.rows + row + (second && stacked ? rows : 0)) * scale_cols;
         for (int i = 0; i < groups && chunk * groups + i < scale_cols; ++i) {
-          equal = equal && plain[static_cast<size_t>(2 * (groups * lane + i) + high)] ==
-                               plane[static_cast<size_t>(at + chunk * groups + i)];
+          const uint8_t scale = plane[static_cast<size_t>(at + chunk * groups + i)];
+          equal = equal && tile.plain[static_cast<size_t>(2 * (groups * lane + i) + high)] ==
+                               (f == FormatId::kNvfp4 ? scale & 127 : scale);
         }
       }
     }

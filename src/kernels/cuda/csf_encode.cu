@@ -3,21 +3,37 @@
 #include "kernels/cuda/csf_encode.h"
 #include "kernels/cuda/csf_rows.cuh"
 #include "kernels/cuda/csf_scan.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace nibble::kernels::cuda {
 namespace {
 
-constexpr int kBins = 64;               // values around the row's mean that are counted one by one
-constexpr int kMaxCountedCols = 65535;  // counters have 16 bits
+// Values around a row's mean that are counted one by one.
+template <CsfKind kind>
+constexpr int kBins = kind == CsfKind::kNvfp4 ? 32 : 16;
+/// Counters of a warp's 32 rows, a lane each: word 32 bin + lane, so that lanes never share a bank.
+/// Bin kBins counts the values outside. Later the rows' exceptions take their place.
+template <CsfKind kind>
+constexpr int kBinBytes = (kBins<kind> + 1) * 128;
+template <CsfKind kind>
+constexpr uint32_t kListed = kBins<kind> + 1;  // exceptions of a row that the place suffices for
 
-/// Counters of a warp: bin b of lane l is the half-word 32 b + l, so that lanes meet in a bank only
-/// in pairs. Bin kBins counts the values outside. The slow path uses the space as 256 words.
-struct WarpBins {
-  __align__(16) uint16_t count[(kBins + 1) * 32];
+constexpr int kMaxStagedBytes = 96 * 1024;  // of a CTA; rows too long for it are read in place
+
+extern __shared__ uint4 csf_smem[];
+__device__ __forceinline__ uint32_t& smem_word(uint32_t byte) {
+  return *reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(csf_smem) + byte);
+}
+
+struct EncodeArgs {
+  const uint8_t* planes;
+  CsfStreams out;
+  ScanState* states;  // a CTA each, zero
+  int pitch;          // bytes from row to row in shared memory; 0: rows are read in place
 };
 
-/// The base of one row by all lanes of a warp: a whole histogram. For rows that the 64 counters
-/// around the mean cannot decide.
+/// The base of one row by all lanes of a warp: a whole histogram. For rows that the counters around
+/// the mean cannot decide. `bins`: 256 words.
 template <CsfKind kind>
 __device__ int base_of_any_row(const uint8_t* row, int cols, uint32_t* bins, int lane) {
   constexpr int kWindow = kCsfWindow<kind>, kMax = kCsfMaxBase<kind>;
@@ -42,10 +58,11 @@ __device__ int base_of_any_row(const uint8_t* row, int cols, uint32_t* bins, int
   return 255 - static_cast<int>(best & 0xFF);
 }
 
-/// The base of the lane's row, or -1 if the counters do not prove it.
+/// The base of the lane's row, or -1 if the counters do not prove it. `bins`: where the lane's
+/// counters, all zero, begin in shared memory.
 template <CsfKind kind, int kPiece>
-__device__ int base_near_mean(const uint8_t* row, int cols, uint16_t* bins) {
-  constexpr int kWindow = kCsfWindow<kind>;
+__device__ int base_near_mean(const uint8_t* row, int cols, uint32_t bins) {
+  constexpr int kWindow = kCsfWindow<kind>, kCount = kBins<kind>;
   uint32_t sum = 0;
 #pragma unroll 4
   for (int c = 0; c < cols; c += kPiece) {
@@ -57,65 +74,91 @@ __device__ int base_near_mean(const uint8_t* row, int cols, uint16_t* bins) {
     }
   }
   const int mean = static_cast<int>(sum / static_cast<uint32_t>(cols));
-  const int low = min(max(mean - kBins / 2, 0), 256 - kBins);
+  const int low = min(max(mean - kCount / 2, 0), 256 - kCount);
+  // A value below `low` wraps around, so that it lies above the last counter too.
+  const uint32_t below = static_cast<uint32_t>(low) * 128u, last = bins + kCount * 128u;
+  auto place = [&](uint32_t word, int byte) {
+    return bins + min(__byte_perm(word, 0, 0x4440 + byte) * 128u - below, last - bins);
+  };
 #pragma unroll 2
   for (int c = 0; c < cols; c += kPiece) {
     CsfPiece<kPiece> piece;
     piece.load(row + c);
 #pragma unroll
     for (int i = 0; i < CsfPiece<kPiece>::kWords; ++i) {
+      if constexpr (kPiece == 1) {
+        ++smem_word(place(piece.words[i], 0));
+      } else {
+        // Two at a time: half the chain of loads and stores that must keep their order.
 #pragma unroll
-      for (int b = 0; b < (kPiece < 4 ? kPiece : 4); ++b) {
-        const uint32_t value = __byte_perm(piece.words[i], 0, 0x4440 + b);
-        const uint32_t bin = min(value - static_cast<uint32_t>(low), static_cast<uint32_t>(kBins));
-        bins[bin * 32] = static_cast<uint16_t>(bins[bin * 32] + 1);
+        for (int b = 0; b < (kPiece < 4 ? kPiece : 4); b += 2) {
+          const uint32_t one = place(piece.words[i], b), two = place(piece.words[i], b + 1);
+          const uint32_t of_one = smem_word(one), of_two = smem_word(two);
+          smem_word(one) = of_one + 1;
+          smem_word(two) = of_two + (one == two ? 2 : 1);
+        }
       }
     }
   }
   uint32_t window[kWindow];
   uint32_t covered = 0, best = 0, low_edge = 0, high_edge = 0;
 #pragma unroll
-  for (int i = 0; i < kBins; ++i) {
-    const uint32_t here = bins[i * 32];
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t here = smem_word(bins + static_cast<uint32_t>(i) * 128u);
     if (i < kWindow - 1) low_edge += here;
-    if (i > kBins - kWindow) high_edge += here;
+    if (i > kCount - kWindow) high_edge += here;
     covered += here;
     if (i >= kWindow) covered -= window[i % kWindow];
     window[i % kWindow] = here;
     if (i >= kWindow - 1) {
-      best = max(best, covered << 8 | static_cast<uint32_t>(kBins - 1 - (i - kWindow + 1)));
+      best = max(best, covered << 8 | static_cast<uint32_t>(kCount - 1 - (i - kWindow + 1)));
     }
   }
   // A window that leaves the counted range covers at most its edge and everything outside.
-  const uint32_t outside = bins[kBins * 32];
+  const uint32_t outside = smem_word(last);
   const uint32_t others =
-      outside + max(low > 0 ? low_edge : 0u, low < 256 - kBins ? high_edge : 0u);
+      outside + max(low > 0 ? low_edge : 0u, low < 256 - kCount ? high_edge : 0u);
   if ((best >> 8) <= others) return -1;
-  return low + kBins - 1 - static_cast<int>(best & 0xFF);
+  return low + kCount - 1 - static_cast<int>(best & 0xFF);
 }
 
-/// Writes the row's codes and returns its number of exceptions.
+/// Writes the row's codes (`out` may be the row itself: no byte is written before it was read) and
+/// returns its number of exceptions. The first kListed words of them, with positions from `first`
+/// on, go to `list` in shared memory, 128 bytes from one to the next.
 template <CsfKind kind, int kPiece>
-__device__ uint32_t pack_row(const uint8_t* row, int cols, uint32_t base, uint8_t* out) {
-  constexpr int kBits = kind == CsfKind::kNvfp4 ? 4 : 1;
+__device__ uint32_t pack_row(const uint8_t* row, int cols, uint32_t base, uint8_t* out,
+                             uint32_t first, uint32_t list) {
+  constexpr int kBits = kind == CsfKind::kNvfp4 ? 4 : 1, kWords = CsfPiece<kPiece>::kWords;
   uint32_t exceptions = 0, pending = 0;
   int pending_bits = 0;
-#pragma unroll 2
+  CsfPiece<kPiece> next;
+  next.load(row);
   for (int c = 0; c < cols; c += kPiece) {
-    CsfPiece<kPiece> piece;
-    piece.load(row + c);
-    uint32_t packed[CsfPiece<kPiece>::kWords];
+    const CsfPiece<kPiece> piece = next;
+    if (c + kPiece < cols) next.load(row + c + kPiece);
+    uint32_t packed[kWords], outside = 0;  // outside: bit i for cell i of the piece
 #pragma unroll
-    for (int i = 0; i < CsfPiece<kPiece>::kWords; ++i) {
+    for (int i = 0; i < kWords; ++i) {
       const CsfFour four = csf_four<kind>(piece.words[i], base);
       constexpr uint32_t kMask = kCsfPieceMask<kPiece>;
-      exceptions += __popc(four.outside & kMask);
+      outside |= csf_pack_four<CsfKind::kMxfp4>((four.outside & kMask) >> 7) << 4 * i;
       packed[i] = csf_pack_four<kind>(four.codes & kMask);
+    }
+    for (; outside != 0; outside &= outside - 1) {
+      const int at = c + __ffs(static_cast<int>(outside)) - 1;
+      if (exceptions < kListed<kind>) {
+        smem_word(list + exceptions * 128u) =
+            static_cast<uint32_t>(row[at]) << 24 | (first + static_cast<uint32_t>(at));
+      }
+      ++exceptions;
     }
     if constexpr (kPiece * kBits == 64) {
       *reinterpret_cast<uint2*>(out) =
           make_uint2(packed[0] | packed[1] << 16, packed[2] | packed[3] << 16);
       out += 8;
+    } else if constexpr (kPiece * kBits == 32) {
+      *reinterpret_cast<uint32_t*>(out) = packed[0] | packed[1] << 16;
+      out += 4;
     } else if constexpr (kPiece == 16) {
       *reinterpret_cast<uint16_t*>(out) =
           static_cast<uint16_t>(packed[0] | packed[1] << 4 | packed[2] << 8 | packed[3] << 12);
@@ -123,6 +166,8 @@ __device__ uint32_t pack_row(const uint8_t* row, int cols, uint32_t base, uint8_
     } else if constexpr (kPiece * kBits == 16) {
       *reinterpret_cast<uint16_t*>(out) = static_cast<uint16_t>(packed[0]);
       out += 2;
+    } else if constexpr (kPiece == 8) {
+      *out++ = static_cast<uint8_t>(packed[0] | packed[1] << 4);
     } else {
       pending |= packed[0] << pending_bits;
       pending_bits += kPiece * kBits;
@@ -137,92 +182,136 @@ __device__ uint32_t pack_row(const uint8_t* row, int cols, uint32_t base, uint8_
   return exceptions;
 }
 
-/// Chooses bases and writes the fixed tensor; counts[row] and block_counts get exception counts.
-template <CsfKind kind, int kPiece>
-__global__ void __launch_bounds__(kCsfThreads)
-    choose_kernel(const CsfRows r, const uint8_t* planes, uint8_t* fixed, uint32_t* counts,
-                  uint32_t* block_counts) {
-  __shared__ WarpBins all_bins[kCsfThreads / 32];
-  __shared__ uint32_t warp_counts[kCsfThreads / 32];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  WarpBins& bins = all_bins[warp];
-  auto* words = reinterpret_cast<uint4*>(bins.count);
-  for (int i = lane; i < static_cast<int>(sizeof(WarpBins) / 16); i += 32) {
-    words[i] = make_uint4(0, 0, 0, 0);
+/// Brings `count` rows from `planes` to shared memory, by a whole warp.
+__device__ __forceinline__ void stage_rows(const uint8_t* planes, int count, int cols, int pitch,
+                                           uint8_t* rows, int lane) {
+  auto copy = [&](int to, int from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(rows + to)),
+                 "l"(planes + from)
+                 : "memory");
+  };
+  if (pitch == cols) {
+    for (int i = 16 * lane; i < count * cols; i += 16 * 32) copy(i, i);
+  } else {
+    const int units = cols / 16;
+    for (CsfWalk at(lane, units); at.row < count; at.advance(32, units)) {
+      copy(at.row * pitch + 16 * at.unit, at.row * cols + 16 * at.unit);
+    }
   }
+  commit_copies();
+  wait_copies<0>();
   __syncwarp();
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kCsfThreads + threadIdx.x;
-  const bool valid = row < r.rows;
-  const uint8_t* bytes = planes + row * r.cols;
-  int base = 0;
-  if (valid) {
-    base = r.cols <= kMaxCountedCols
-               ? base_near_mean<kind, kPiece>(bytes, r.cols, bins.count + lane)
-               : -1;
-  }
-  for (unsigned open = __ballot_sync(~0u, base < 0); open != 0; open &= open - 1) {
-    const int owner = __ffs(static_cast<int>(open)) - 1;
-    const int found = base_of_any_row<kind>(planes + (row - lane + owner) * r.cols, r.cols,
-                                            reinterpret_cast<uint32_t*>(bins.count), lane);
-    if (lane == owner) base = found;
-  }
-  uint32_t exceptions = 0;
-  if (valid) {
-    csf_slab(r, fixed, row)[row % 16] = static_cast<uint8_t>(base);
-    exceptions = pack_row<kind, kPiece>(bytes, r.cols, static_cast<uint32_t>(base),
-                                        csf_packed_row(r, fixed, row));
-    counts[row] = exceptions;
-  }
-  const uint32_t total = __reduce_add_sync(~0u, exceptions);
-  if (lane == 0) warp_counts[warp] = total;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t sum = 0;
-    for (const uint32_t v : warp_counts) sum += v;
-    block_counts[blockIdx.x] = sum;
+}
+
+/// Takes packed rows from shared memory, where they lie `pitch` bytes apart, to their slabs; by a
+/// whole warp. `row`: the first, a multiple of 32.
+template <typename Unit>
+__device__ __forceinline__ void store_rows(const CsfRows& r, uint8_t* fixed, int64_t row, int count,
+                                           const uint8_t* rows, int pitch, int lane) {
+  constexpr int kBytes = static_cast<int>(sizeof(Unit));
+  const int units = r.width / kBytes;
+  uint8_t* first = csf_packed_row(r, fixed, row);
+  for (CsfWalk at(lane, units); at.row < count; at.advance(32, units)) {
+    // Between the two slabs lie the second one's bases.
+    *reinterpret_cast<Unit*>(first + at.row * r.width + at.row / 16 * 16 + at.unit * kBytes) =
+        *reinterpret_cast<const Unit*>(rows + at.row * pitch + at.unit * kBytes);
   }
 }
 
-/// Writes exceptions; `row_begin` turns from counts into begins.
-template <CsfKind kind, int kPiece>
+/// The whole encoding in one pass over the planes. A warp brings 32 rows to shared memory, a lane
+/// works through each; codes and exceptions wait there until the CTA knows where they go.
+template <CsfKind kind, int kPiece, bool staged>
 __global__ void __launch_bounds__(kCsfThreads)
-    list_kernel(const CsfRows r, const uint8_t* planes, uint8_t* fixed, const uint32_t* block_begin,
-                uint32_t* row_begin, uint32_t* exceptions, uint32_t capacity) {
+    encode_kernel(const CsfRows r, const EncodeArgs args) {
   __shared__ uint32_t warp_counts[kCsfThreads / 32];
+  __shared__ uint32_t before_cta;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kCsfThreads + threadIdx.x;
-  const uint32_t mine = row < r.rows ? row_begin[row] : 0;
-  uint32_t sum = mine;
+  const int64_t warp_row = static_cast<int64_t>(blockIdx.x) * kCsfThreads + warp * 32;
+  const int64_t row = warp_row + lane;
+  const int count = static_cast<int>(min(max(r.rows - warp_row, int64_t{0}), int64_t{32}));
+  const bool valid = lane < count;
+  const auto share = static_cast<uint32_t>(warp * (kBinBytes<kind> + 32 * args.pitch));
+  const uint32_t bins = share + 4 * static_cast<uint32_t>(lane);
+  uint8_t* rows = reinterpret_cast<uint8_t*>(csf_smem) + share + kBinBytes<kind>;
+  const uint8_t* bytes = args.planes + row * r.cols;
+#pragma unroll 4
+  for (int i = 0; i <= kBins<kind>; ++i) smem_word(bins + static_cast<uint32_t>(i) * 128u) = 0;
+  if constexpr (staged) {
+    stage_rows(args.planes + warp_row * r.cols, count, r.cols, args.pitch, rows, lane);
+  }
+  uint8_t* own = rows + lane * args.pitch;
+  int base = 0;
+  if (valid) {
+    if constexpr (staged) {
+      base = base_near_mean<kind, kPiece>(own, r.cols, bins);
+    } else {
+      base = base_near_mean<kind, kPiece>(bytes, r.cols, bins);
+    }
+  }
+  for (unsigned open = __ballot_sync(~0u, base < 0); open != 0; open &= open - 1) {
+    const int owner = __ffs(static_cast<int>(open)) - 1;
+    const int found = base_of_any_row<kind>(args.planes + (warp_row + owner) * r.cols, r.cols,
+                                            &smem_word(share), lane);
+    if (lane == owner) base = found;
+  }
+  __syncwarp();
+  uint32_t exceptions = 0;
+  const auto first = static_cast<uint32_t>(row) % static_cast<uint32_t>(r.expert_rows) *
+                     static_cast<uint32_t>(r.cols);
+  if (valid) {
+    const auto b = static_cast<uint32_t>(base);
+    csf_slab(r, args.out.fixed, row)[row % 16] = static_cast<uint8_t>(base);
+    if constexpr (staged) {
+      exceptions = pack_row<kind, kPiece>(own, r.cols, b, own, first, bins);
+    } else {
+      exceptions = pack_row<kind, kPiece>(bytes, r.cols, b, csf_packed_row(r, args.out.fixed, row),
+                                          first, bins);
+    }
+  }
+  uint32_t sum = exceptions;
   for (int d = 1; d < 32; d *= 2) {
     const uint32_t other = __shfl_up_sync(~0u, sum, d);
     if (lane >= d) sum += other;
   }
   if (lane == 31) warp_counts[warp] = sum;
   __syncthreads();
-  if (row >= r.rows) return;
-  uint32_t at = block_begin[blockIdx.x] + sum - mine;
-  for (int w = 0; w < warp; ++w) at += warp_counts[w];
-  row_begin[row] = at;
-  if (row == r.rows - 1) row_begin[r.rows] = at + mine;
-  if (mine == 0) return;
-  const uint8_t* bytes = planes + row * r.cols;
-  const uint32_t base = csf_slab(r, fixed, row)[row % 16];
-  const auto first = static_cast<uint32_t>(row % r.expert_rows * r.cols);
-#pragma unroll 2
-  for (int c = 0; c < r.cols; c += kPiece) {
-    CsfPiece<kPiece> piece;
-    piece.load(bytes + c);
+  uint32_t of_cta = 0, at = sum - exceptions;
 #pragma unroll
-    for (int i = 0; i < CsfPiece<kPiece>::kWords; ++i) {
-      uint32_t outside = csf_four<kind>(piece.words[i], base).outside & kCsfPieceMask<kPiece>;
-      for (; outside != 0; outside &= outside - 1) {
-        const int byte = __ffs(static_cast<int>(outside)) / 8 - 1;
-        if (at < capacity) {
-          exceptions[at] = (piece.words[i] >> 8 * byte & 0xFF) << 24 |
-                           (first + static_cast<uint32_t>(c + 4 * i + byte));
-        }
-        ++at;
-      }
+  for (int w = 0; w < kCsfThreads / 32; ++w) {
+    if (w < warp) at += warp_counts[w];
+    of_cta += warp_counts[w];
+  }
+  if (threadIdx.x == 0) scan_publish(args.states, blockIdx.x, of_cta);
+  if constexpr (staged) {
+    if (r.width % 16 == 0 && r.cols % 16 == 0) {
+      store_rows<uint4>(r, args.out.fixed, warp_row, count, rows, args.pitch, lane);
+    } else if (r.width % 4 == 0 && r.cols % 4 == 0) {
+      store_rows<uint32_t>(r, args.out.fixed, warp_row, count, rows, args.pitch, lane);
+    } else {
+      store_rows<uint8_t>(r, args.out.fixed, warp_row, count, rows, args.pitch, lane);
+    }
+  }
+  if (warp == 0) {
+    const uint32_t before = scan_before(args.states, blockIdx.x, of_cta, lane);
+    if (lane == 0) before_cta = before;
+  }
+  __syncthreads();
+  if (!valid) return;
+  at += before_cta;
+  args.out.row_begin[row] = at;
+  if (row == r.rows - 1) args.out.row_begin[r.rows] = at + exceptions;
+  const auto capacity = static_cast<uint32_t>(args.out.capacity);
+  if (exceptions <= kListed<kind>) {
+    for (uint32_t i = 0; i < exceptions && at + i < capacity; ++i) {
+      args.out.exceptions[at + i] = smem_word(bins + i * 128u);
+    }
+    return;
+  }
+  // More than were kept: the row is read again.
+  for (int c = 0; c < r.cols && at < capacity; ++c) {
+    const uint32_t value = bytes[c];
+    if (value - static_cast<uint32_t>(base) >= static_cast<uint32_t>(kCsfWindow<kind>)) {
+      args.out.exceptions[at++] = value << 24 | (first + static_cast<uint32_t>(c));
     }
   }
 }
@@ -318,48 +407,60 @@ Result<void> launched(const char* what) {
   return Error(Code::kInternal, cat(what, ": ", cudaGetErrorString(e)));
 }
 
-template <CsfKind kind, int kPiece>
-void launch_encode(const CsfStack& stack, const uint8_t* planes, const CsfStreams& out,
-                   uint32_t* block_counts, cudaStream_t stream) {
+template <CsfKind kind, int kPiece, bool staged>
+void launch_encode(const CsfStack& stack, EncodeArgs args, cudaStream_t stream) {
   const CsfRows r = make_rows(stack);
-  const int64_t blocks = blocks_of(stack);
-  const auto grid = static_cast<unsigned>(blocks);
-  choose_kernel<kind, kPiece>
-      <<<grid, kCsfThreads, 0, stream>>>(r, planes, out.fixed, out.row_begin, block_counts);
-  csf_scan_kernel<<<1, kScanThreads, 0, stream>>>(block_counts, blocks);
-  list_kernel<kind, kPiece><<<grid, kCsfThreads, 0, stream>>>(r, planes, out.fixed, block_counts,
-                                                              out.row_begin, out.exceptions,
-                                                              static_cast<uint32_t>(out.capacity));
+  const int smem = kCsfThreads / 32 * (kBinBytes<kind> + 32 * args.pitch);
+  const auto kernel = encode_kernel<kind, kPiece, staged>;
+  if (smem > 48 * 1024) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+  }
+  kernel<<<static_cast<unsigned>(blocks_of(stack)), kCsfThreads, static_cast<size_t>(smem),
+           stream>>>(r, args);
 }
 
 template <CsfKind kind>
-void launch_encode(const CsfStack& stack, const uint8_t* planes, const CsfStreams& out,
-                   uint32_t* block_counts, cudaStream_t stream) {
-  if (stack.cols % 16 == 0) {
-    launch_encode<kind, 16>(stack, planes, out, block_counts, stream);
+void launch_encode(const CsfStack& stack, EncodeArgs args, cudaStream_t stream) {
+  // Pieces of an odd number a row spread over all banks; longest pieces may need a gap.
+  const int64_t pitch = stack.cols % 32 == 0 ? stack.cols + 16 : stack.cols;
+  const bool staged = kCsfThreads / 32 * (kBinBytes<kind> + 32 * pitch) <= kMaxStagedBytes;
+  args.pitch = staged ? static_cast<int>(pitch) : 0;
+  if (!staged) {
+    if (stack.cols % 16 == 0) {
+      launch_encode<kind, 16, false>(stack, args, stream);
+    } else {
+      launch_encode<kind, kind == CsfKind::kNvfp4 ? 2 : 1, false>(stack, args, stream);
+    }
+  } else if (stack.cols % 16 == 0) {
+    launch_encode<kind, 16, true>(stack, args, stream);
+  } else if (stack.cols % 8 == 0) {
+    launch_encode<kind, 8, true>(stack, args, stream);
   } else if (stack.cols % 4 == 0) {
-    launch_encode<kind, 4>(stack, planes, out, block_counts, stream);
+    launch_encode<kind, 4, true>(stack, args, stream);
   } else if (stack.cols % 2 == 0) {
-    launch_encode<kind, 2>(stack, planes, out, block_counts, stream);
+    launch_encode<kind, 2, true>(stack, args, stream);
   } else if constexpr (kind == CsfKind::kMxfp4) {
-    launch_encode<kind, 1>(stack, planes, out, block_counts, stream);
+    launch_encode<kind, 1, true>(stack, args, stream);
   }
 }
 
 }  // namespace
 
-int64_t csf_encode_scratch_bytes(const CsfStack& stack) { return 4 * (blocks_of(stack) + 1); }
+int64_t csf_encode_scratch_bytes(const CsfStack& stack) {
+  return static_cast<int64_t>(sizeof(ScanState)) * blocks_of(stack);
+}
 
 Result<void> csf_encode(const CsfStack& stack, const uint8_t* planes, const CsfStreams& out,
                         void* scratch, cudaStream_t stream) {
   NIBBLE_TRY(check_stack(stack));
-  auto* counts = static_cast<uint32_t*>(scratch);
+  cudaMemsetAsync(scratch, 0, static_cast<size_t>(csf_encode_scratch_bytes(stack)), stream);
+  const EncodeArgs args{planes, out, static_cast<ScanState*>(scratch), 0};
   if (stack.kind == CsfKind::kNvfp4) {
-    launch_encode<CsfKind::kNvfp4>(stack, planes, out, counts, stream);
+    launch_encode<CsfKind::kNvfp4>(stack, args, stream);
   } else {
-    launch_encode<CsfKind::kMxfp4>(stack, planes, out, counts, stream);
+    launch_encode<CsfKind::kMxfp4>(stack, args, stream);
   }
-  return launched("csf encode kernels");
+  return launched("csf encode kernel");
 }
 
 Result<void> csf_decode(const CsfStack& stack, const CsfStreams& in, uint8_t* planes,

@@ -1,222 +1,417 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/csf_index.h"
 #include "kernels/cuda/csf_rows.cuh"
-#include "kernels/cuda/csf_scan.cuh"
 
 namespace nibble::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // one CTA a row block; warps deal the chunks out
+constexpr int kThreads = 192;  // one CTA a row block, three threads a row
+constexpr int kSegment = 64;   // chunks that a CTA holds at once
 
 struct IndexRows {
   CsfIndexArgs args;
-  int64_t rows;                   // of a matrix (a source)
-  int blocks, chunk_count;        // of an expert
-  int scale_cols, width, groups;  // groups: scale columns of a chunk
+  int64_t rows;             // of a matrix (a source)
+  int blocks, chunk_count;  // of an expert
+  int scale_cols, width;
+  int pitch;  // bytes from one pair of rows to the next in shared memory
+  bool stacked;
 };
 
-/// Where a row of the row block lies in the streams; index < 0: padding.
+/// What differs between the codecs. `format`: any that uses the codec.
+template <CsfKind kind>
+struct TileForm {
+  static constexpr FormatId kFormat = kind == CsfKind::kNvfp4 ? FormatId::kNvfp4 : FormatId::kMxfp4;
+  static constexpr int kGroups = kTileCols / group_cols(kFormat);  // scale columns of a chunk
+  static constexpr int kPerWord = csf_per_word(kFormat), kCodeWords = csf_code_words(kFormat);
+  static constexpr uint32_t kCode = (1u << csf_bits(kFormat)) - 1;
+  static constexpr int kWords = csf_warp_words(kFormat);
+  static constexpr int kAtOnce = kThreads / (4 * kWords);  // chunks whose words are stored together
+  /// A scale's value as the kernels see it, and its distance from the row's base.
+  static __device__ __forceinline__ uint32_t value(uint32_t scale) {
+    return kind == CsfKind::kNvfp4 ? scale & 127 : scale;
+  }
+  static __device__ __forceinline__ uint32_t distance(uint32_t scale, uint32_t base) {
+    return kind == CsfKind::kNvfp4 ? (scale - base) & 127 : scale - base;
+  }
+};
+
+/// The row block's rows, number 16 warp + 8 high + g, and its exceptions in the segment at hand.
+/// Bytes of the masks: one for a pair of rows (number 8 warp + g: a low and its high row) in a
+/// chunk, bit 2 group + high.
+struct BlockRows {
+  const uint8_t* codes[kTileRows];  // null: padding
+  uint32_t begin[kTileRows], end[kTileRows], first_cell[kTileRows];
+  uint8_t base[kTileRows], shift[kTileRows];  // of the tile form; stream's base - it
+  uint32_t odd_bases;                         // bit w: a base of warp w is not plain
+  uint32_t before;                            // exceptions before the segment
+  uint32_t tile_begin[kSegment];
+  uint32_t flags[kSegment * 4];  // of a chunk and warp: kCsfFlag and kCsfFourFlag, or 0
+  uint32_t room[kSegment * 4];   // and its exceptions, as far as there is room for them
+  alignas(16) uint32_t listed[kSegment * 8];  // masks: of the stream
+  alignas(16) uint32_t left[kSegment * 8];    // and of those without a code here
+};
+__device__ __forceinline__ int low_row(int pair) { return pair / 8 * 16 + pair % 8; }
+
+/// Where row number `row` of the row block lies in the streams; index < 0: padding.
 struct SourceRow {
-  const uint8_t* fixed = nullptr;
-  const uint32_t* exceptions = nullptr;
-  const uint32_t* row_begin = nullptr;
+  const CsfStreams* streams = nullptr;
   int64_t index = -1;  // over all planes of the stack
   int64_t in_plane = 0;
 };
-__device__ SourceRow source_row(const IndexRows& r, int64_t expert, int64_t block, int warp, int g,
-                                int high) {
-  SourceRow row;
-  const int64_t matrix_row = packed_row(r.args.product, block, warp, g, high);
-  if (matrix_row >= r.rows) return row;
+__device__ __forceinline__ SourceRow source_row(const IndexRows& r, int64_t expert, int64_t block,
+                                                int row) {
+  const int high = row / 8 % 2;
+  SourceRow found;
+  const int64_t matrix_row = packed_row(r.args.product, block, row / 16, row % 8, high);
+  if (matrix_row >= r.rows) return found;
   const CsfSource& source =
       r.args.product == Product::kGateUp && high != 0 ? r.args.second : r.args.first;
-  row.fixed = source.streams.fixed;
-  row.exceptions = source.streams.exceptions;
-  row.row_begin = source.streams.row_begin;
-  row.in_plane = source.first_row + matrix_row;
-  row.index = expert * source.plane_rows + row.in_plane;
-  return row;
-}
-__device__ const uint8_t* slab_of(const IndexRows& r, const SourceRow& row) {
-  return row.fixed + row.index / 16 * (16 * (1 + r.width));
+  found.streams = &source.streams;
+  found.in_plane = source.first_row + matrix_row;
+  found.index = expert * source.plane_rows + found.in_plane;
+  return found;
 }
 
-/// Codes of the chunk's groups, group 0 lowest; 0 past the last column.
-__device__ uint32_t chunk_codes(const IndexRows& r, const uint8_t* codes, int chunk) {
-  if (codes == nullptr) return 0;
-  if (r.groups == 4) {
-    const int at = 2 * chunk;
-    return codes[at] | (at + 1 < r.width ? codes[at + 1] << 8 : 0);
-  }
-  const int bit = 2 * chunk;
-  return codes[bit / 8] >> bit % 8 & 3;
+/// Exceptions before the row block's pair of row blocks (gate and up) or before the row block.
+__device__ uint32_t exceptions_before(const IndexRows& r, int64_t expert, int64_t block) {
+  const bool down = r.args.product == Product::kDown;
+  const int64_t row = (down ? block : block / 2) * kTileRows;
+  const CsfSource &one = r.args.first, &two = r.args.second;
+  auto up_to = [&](const CsfSource& s, int64_t plane_row) {
+    return s.streams.row_begin[expert * s.plane_rows + plane_row];
+  };
+  uint32_t before = up_to(one, one.first_row + row) - one.streams.row_begin[0];
+  if (down) return before;
+  before += up_to(two, two.first_row + row);
+  return before - (r.stacked ? up_to(one, one.plane_rows / 2) : two.streams.row_begin[0]);
 }
 
-/// Codes into tiles, bases, and the number of exceptions of each row block.
-__global__ void __launch_bounds__(kThreads)
-    place_codes_kernel(const IndexRows r, uint32_t* block_counts) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t block_index = blockIdx.x, expert = block_index / r.blocks;
-  const int64_t block = block_index % r.blocks;
-  const uint8_t* codes[2] = {nullptr, nullptr};
-  uint32_t bases = 0, count = 0;
-  for (int high = 0; high < 2; ++high) {
-    const SourceRow row = source_row(r, expert, block, lane / 8, lane % 8, high);
-    if (row.index < 0) continue;
-    const uint8_t* slab = slab_of(r, row);
-    codes[high] = slab + 16 + row.index % 16 * r.width;
-    bases |= static_cast<uint32_t>(slab[row.index % 16]) << 8 * high;
-    count += row.row_begin[row.index + 1] - row.row_begin[row.index];
-  }
-  if (warp == 0) r.args.bases[block_index * 32 + lane] = static_cast<uint16_t>(bases);
-  count = __reduce_add_sync(~0u, warp == 0 ? count : 0);
-  if (threadIdx.x == 0) block_counts[block_index] = count;
-  const int stride = tile_bytes(r.args.format, ScaleForm::kCsf);
-  uint8_t* tile =
-      r.args.packed + block_index * r.chunk_count * stride + tile_code_bytes(r.args.format);
-  for (int chunk = warp; chunk < r.chunk_count; chunk += kThreads / 32) {
-    const uint32_t low = chunk_codes(r, codes[0], chunk), high = chunk_codes(r, codes[1], chunk);
-    auto* out = reinterpret_cast<uint32_t*>(tile + static_cast<int64_t>(chunk) * stride);
-    if (r.groups == 4) {
-      auto bytes = [](uint32_t v) {
-        return (v & 0xF) | (v & 0xF0) << 4 | (v & 0xF00) << 8 | (v & 0xF000) << 12;
-      };
-      out[lane] = bytes(low) | bytes(high) << 4;
-    } else {
-      uint32_t word = (low | high << 16) << 2 * (lane % 8);
-      for (int d = 1; d < 8; d *= 2) word |= __shfl_xor_sync(~0u, word, d);
-      if (lane % 8 == 0) out[lane / 8] = word;
+/// What a thread loads about one row: the row block's rows by the first 64 threads, what lies
+/// before them by the others.
+struct RowFacts {
+  uint32_t begin = 0, end = 0, first_cell = 0, stream_base = 16, before = 0;
+};
+__device__ __forceinline__ RowFacts load_rows(const IndexRows& r, BlockRows& b, int64_t expert,
+                                              int64_t block, int thread) {
+  RowFacts facts;
+  const int row = thread % kTileRows;
+  if (thread < kTileRows) {
+    const SourceRow found = source_row(r, expert, block, row);
+    b.codes[row] = nullptr;
+    if (found.index >= 0) {
+      const uint8_t* slab = found.streams->fixed + found.index / 16 * (16 * (1 + r.width));
+      b.codes[row] = slab + 16 + found.index % 16 * r.width;
+      facts.begin = found.streams->row_begin[found.index];
+      facts.end = found.streams->row_begin[found.index + 1];
+      facts.stream_base = slab[found.index % 16];
+      facts.first_cell = static_cast<uint32_t>(found.in_plane * r.scale_cols);
     }
-  }
-}
-
-/// Puts a tile's sorted exceptions [i, end) behind its codes, as far as a warp's share has room.
-__device__ void fill_room(const IndexRows& r, int64_t tile, uint32_t i, uint32_t end) {
-  const int room = csf_room(r.args.format), warp_bytes = 16 * r.groups;
-  auto* out = reinterpret_cast<uint16_t*>(
-      r.args.packed + tile * tile_bytes(r.args.format, ScaleForm::kCsf) +
-      tile_code_bytes(r.args.format) + csf_code_bytes(r.args.format));
-  for (int warp = 0; warp < 4; ++warp) {
-    int count = 0;
-    for (; i < end; ++i) {
-      const uint32_t word = r.args.exceptions[i], byte = word & 0xFF;
-      if (static_cast<int>(byte) / warp_bytes != warp) break;
-      if (count < room) {
-        out[count] = static_cast<uint16_t>(word >> 24 << 8 | 0x80u |
-                                           byte % static_cast<uint32_t>(warp_bytes));
+  } else if (thread < 2 * kTileRows) {
+    if (r.args.product == Product::kGateUp && block % 2 != 0) {
+      const SourceRow found = source_row(r, expert, block - 1, row);
+      if (found.index >= 0) {
+        const uint32_t* begin = found.streams->row_begin + found.index;
+        facts.before = begin[1] - begin[0];
       }
-      ++count;
     }
-    for (int k = count > room ? 0 : count; k < room; ++k) out[k] = 0;
-    if (count > room) out[0] = kCsfOverflow;
-    out += room;
+  } else if (row == 0) {
+    facts.before = exceptions_before(r, expert, block);
+  }
+  return facts;
+}
+template <CsfKind kind>
+__device__ __forceinline__ void share_rows(const IndexRows& r, BlockRows& b, const RowFacts& facts,
+                                           int thread) {
+  if (thread < kTileRows) {
+    // Padding rows get a plain base: what their scales are does not matter.
+    const uint32_t base = csf_tile_base(TileForm<kind>::kFormat, facts.stream_base);
+    if (!csf_base_is_plain(TileForm<kind>::kFormat, base)) {
+      atomicOr(&b.odd_bases, 1u << thread / 16);
+    }
+    b.begin[thread] = facts.begin;
+    b.end[thread] = facts.end;
+    b.first_cell[thread] = facts.first_cell;
+    b.base[thread] = static_cast<uint8_t>(base);
+    b.shift[thread] = static_cast<uint8_t>(TileForm<kind>::distance(facts.stream_base, base));
+    auto* bases = reinterpret_cast<uint8_t*>(r.args.bases + blockIdx.x * int64_t{32});
+    bases[2 * (thread / 16 * 8 + thread % 8) + thread / 8 % 2] = static_cast<uint8_t>(base);
+  } else if (facts.before != 0) {
+    atomicAdd(&b.before, facts.before);
   }
 }
 
-/// Exceptions of one row block, tile by tile.
-__global__ void __launch_bounds__(kThreads)
-    place_exceptions_kernel(const IndexRows r, const uint32_t* block_begin) {
-  extern __shared__ uint32_t cursor[];  // [chunks + 1]
-  __shared__ uint32_t warp_sums[kThreads / 32];
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32, warp = thread / 32;
-  const int64_t block_index = blockIdx.x, expert = block_index / r.blocks;
-  const int row_in_block = thread / 2;  // two threads a row
-  const int row_warp = row_in_block / 16, g = row_in_block % 8, high = row_in_block / 8 % 2;
-  const SourceRow row = source_row(r, expert, block_index % r.blocks, row_warp, g, high);
-  const uint32_t begin = row.index < 0 ? 0 : row.row_begin[row.index];
-  const uint32_t end = row.index < 0 ? 0 : row.row_begin[row.index + 1];
-  const auto first = static_cast<uint32_t>(row.in_plane * r.scale_cols);
-  for (int c = thread; c < r.chunk_count; c += kThreads) cursor[c] = 0;
-  __syncthreads();
-  for (uint32_t i = begin + thread % 2; i < end; i += 2) {
-    const uint32_t column = (row.exceptions[i] & 0xFFFFFF) - first;
-    atomicAdd(&cursor[column / r.groups], 1u);
+/// The stream's codes of the segment, a byte each, the low and the high row's of a pair side by
+/// side; 0 in rows and columns that are not.
+template <CsfKind kind>
+__device__ __forceinline__ void expand_codes(const IndexRows& r, const BlockRows& b, uint8_t* cells,
+                                             int first_chunk, int chunk_count, int thread) {
+  auto four = [](uint32_t codes) {  // the lowest four codes
+    if constexpr (kind == CsfKind::kNvfp4) {
+      const uint32_t bytes = (codes | codes << 8) & 0x00FF00FFu;
+      return (bytes | bytes << 4) & 0x0F0F0F0Fu;
+    } else {
+      return (codes & 15) * 0x204081u & 0x01010101u;
+    }
+  };
+  auto store = [&](int pair, int column, uint32_t low, uint32_t high) {
+    *reinterpret_cast<uint2*>(cells + pair * r.pitch + 2 * column) =
+        make_uint2(__byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362));
+  };
+  auto expand = [&]<int columns>(int units, const auto& load) {
+    for (CsfWalk at(thread, units); at.row < kTileRows / 2; at.advance(kThreads, units)) {
+      const uint8_t* low_codes = b.codes[low_row(at.row)];
+      const uint8_t* high_codes = b.codes[low_row(at.row) + 8];
+      const uint32_t low = low_codes == nullptr ? 0 : load(low_codes, at.unit);
+      const uint32_t high = high_codes == nullptr ? 0 : load(high_codes, at.unit);
+      store(at.row, columns * at.unit, four(low & 0xFFFF), four(high & 0xFFFF));
+      if constexpr (columns == 8) {
+        constexpr int kFour = kind == CsfKind::kNvfp4 ? 16 : 4;
+        store(at.row, 8 * at.unit + 4, four(low >> kFour), four(high >> kFour));
+      }
+    }
+  };
+  if constexpr (kind == CsfKind::kNvfp4) {
+    if (r.width % 4 == 0) {
+      expand.template operator()<8>(chunk_count / 2, [&](const uint8_t* codes, int unit) {
+        return reinterpret_cast<const uint32_t*>(codes)[first_chunk / 2 + unit];
+      });
+    } else {
+      expand.template operator()<4>(chunk_count, [&](const uint8_t* codes, int unit) -> uint32_t {
+        const int byte = 2 * (first_chunk + unit);
+        const uint32_t one = codes[byte];
+        return byte + 1 < r.width ? one | static_cast<uint32_t>(codes[byte + 1]) << 8 : one;
+      });
+    }
+  } else {
+    expand.template operator()<8>((chunk_count + 3) / 4, [&](const uint8_t* codes, int unit) {
+      return static_cast<uint32_t>(codes[first_chunk / 4 + unit]);
+    });
   }
-  __syncthreads();
-  // Exclusive sums over the chunks.
-  uint32_t carry = block_begin[block_index];
-  uint32_t* tile_begin = r.args.exception_begin + block_index * r.chunk_count;
-  for (int c0 = 0; c0 < r.chunk_count; c0 += kThreads) {
-    const int c = c0 + thread;
-    const uint32_t mine = c < r.chunk_count ? cursor[c] : 0;
-    uint32_t sum = mine;
+}
+
+/// A thread's share of a row's exceptions, from `i` on, as far as they lie before `end_column`:
+/// calls use(word, column). Returns where it stopped.
+template <typename F>
+__device__ __forceinline__ uint32_t each_exception(const uint32_t* words, uint32_t i, uint32_t end,
+                                                   uint32_t first_cell, int end_column,
+                                                   const F& use) {
+  for (; i < end; i += kThreads / kTileRows) {
+    const uint32_t word = words[i];
+    const int column = static_cast<int>((word & 0xFFFFFF) - first_cell);
+    if (column >= end_column) break;
+    use(word, column);
+  }
+  return i;
+}
+
+/// Where the exceptions of the segment's chunks begin in the list; by one warp.
+__device__ __forceinline__ void place_chunks(BlockRows& b, int chunk_count, uint32_t* tile_begin,
+                                             int lane) {
+  uint32_t before = b.before;
+  for (int first = 0; first < chunk_count; first += 32) {
+    const int chunk = first + lane;
+    uint32_t count = 0;
+    if (chunk < chunk_count) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 listed = reinterpret_cast<const uint4*>(b.listed)[chunk * 2 + i];
+        count += static_cast<uint32_t>(__popc(listed.x) + __popc(listed.y) + __popc(listed.z) +
+                                       __popc(listed.w));
+      }
+    }
+    uint32_t sum = count;
     for (int d = 1; d < 32; d *= 2) {
       const uint32_t other = __shfl_up_sync(~0u, sum, d);
       if (lane >= d) sum += other;
     }
-    if (lane == 31) warp_sums[warp] = sum;
-    __syncthreads();
-    uint32_t before = carry + sum - mine;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < warp) before += warp_sums[w];
-      carry += warp_sums[w];
-    }
-    if (c < r.chunk_count) {
-      tile_begin[c] = before;
-      cursor[c] = before;
-    }
-    __syncthreads();
+    if (chunk < chunk_count) b.tile_begin[chunk] = tile_begin[chunk] = before + sum - count;
+    before += __shfl_sync(~0u, sum, 31);
   }
-  if (block_index + 1 == gridDim.x && thread == 0) tile_begin[r.chunk_count] = carry;
-  for (uint32_t i = begin + thread % 2; i < end; i += 2) {
-    const uint32_t word = row.exceptions[i];
-    const uint32_t column = (word & 0xFFFFFF) - first;
-    const uint32_t chunk = column / r.groups, group = column % r.groups;
-    const uint32_t byte = ((row_warp * 8u + g) * r.groups + group) * 2 + high;
-    r.args.exceptions[atomicAdd(&cursor[chunk], 1u)] = (word & 0xFF000000u) | chunk << 8 | byte;
-  }
-  __syncthreads();
-  // The order of the atomics must not show: a tile's few words are sorted.
-  for (int c = thread; c < r.chunk_count; c += kThreads) {
-    const uint32_t tile_end = cursor[c];
-    for (uint32_t i = tile_begin[c] + 1; i < tile_end; ++i) {
-      const uint32_t word = r.args.exceptions[i];
-      uint32_t j = i;
-      for (; j > tile_begin[c]; --j) {
-        const uint32_t other = r.args.exceptions[j - 1];
-        if ((other & 0xFFFFFF) < (word & 0xFFFFFF)) break;
-        r.args.exceptions[j] = other;
+  __syncwarp();
+  if (lane == 0) b.before = before;
+}
+
+/// Flags and rooms of the segment's chunks and warps, number 4 chunk + warp, dealt out to `threads`
+/// threads.
+template <CsfKind kind>
+__device__ __forceinline__ void fill_rooms(BlockRows& b, const uint8_t* cells, int pitch,
+                                           int chunk_count, int thread, int threads) {
+  constexpr int kGroups = TileForm<kind>::kGroups;
+  auto left_of = [&](int i) { return reinterpret_cast<const unsigned long long*>(b.left)[i]; };
+  for (int i = thread; i < 4 * chunk_count; i += threads) {
+    const int chunk = i / 4, warp = i % 4;
+    const bool odd_base = (b.odd_bases >> warp & 1) != 0;
+    bool of_four = odd_base;
+#pragma unroll
+    for (int other = 0; other < 4; ++other) {  // the masks past the last chunk are zero
+      of_four = of_four || left_of((chunk & ~3) * 4 + other * 4 + warp) != 0;
+    }
+    uint32_t room = 0;
+    unsigned long long left = left_of(i);
+    b.flags[i] = (odd_base || left != 0 ? kCsfFlag : 0) | (of_four ? kCsfFourFlag : 0);
+    for (int count = 0; left != 0; left &= left - 1, ++count) {
+      const int bit = __ffsll(static_cast<long long>(left)) - 1, g = bit / 8, in_pair = bit % 8;
+      if (count == csf_room(TileForm<kind>::kFormat)) {
+        room = kCsfOverflow;
+        break;
       }
-      r.args.exceptions[j] = word;
+      const uint32_t value = cells[(8 * warp + g) * pitch + 2 * chunk * kGroups + in_pair];
+      room |= (value << 8 | 0x80u | static_cast<uint32_t>(g * 2 * kGroups + in_pair)) << 16 * count;
     }
-    fill_room(r, block_index * r.chunk_count + c, tile_begin[c], tile_end);
+    b.room[i] = room;
   }
 }
 
-int64_t all_blocks(const CsfIndexArgs& args) {
-  return args.experts * row_blocks(args.product, args.hidden, args.inter);
+/// The segment's words: a thread has one word of every kAtOnce-th tile.
+template <CsfKind kind>
+__device__ __forceinline__ void store_words(const IndexRows& r, const BlockRows& b,
+                                            const uint8_t* cells, int chunk_count, uint8_t* tiles,
+                                            int thread) {
+  using Form = TileForm<kind>;
+  const int64_t stride = tile_bytes(r.args.format, ScaleForm::kCsf);
+  const int in_tile = thread % (4 * Form::kWords), first = thread / (4 * Form::kWords);
+  const int warp = in_tile / Form::kWords, word = in_tile % Form::kWords;
+  // The word behind the codes is made of no cells.
+  const uint32_t* other_bits =
+      (Form::kWords > Form::kCodeWords && word == Form::kCodeWords ? b.room : b.flags) + warp;
+  const uint8_t* cell[Form::kPerWord];
+  uint32_t shift[Form::kPerWord], mask[Form::kPerWord];
+#pragma unroll
+  for (int k = 0; k < Form::kPerWord; ++k) {
+    const int i = word * Form::kPerWord + k;
+    const bool valid = i < 8 * Form::kGroups;
+    const int pair = valid ? 8 * warp + i / Form::kGroups : 0;
+    cell[k] = cells + pair * r.pitch + 2 * (i % Form::kGroups);
+    shift[k] = b.shift[low_row(pair)] | static_cast<uint32_t>(b.shift[low_row(pair) + 8]) << 16;
+    mask[k] = valid ? Form::kCode * 0x10001u : 0;
+  }
+  uint8_t* out = tiles + tile_code_bytes(r.args.format) + 4 * in_tile + first * stride;
+#pragma unroll 2
+  for (int chunk = first; chunk < chunk_count; chunk += Form::kAtOnce) {
+    uint32_t value = other_bits[4 * chunk];
+    if constexpr (kind == CsfKind::kMxfp4) {
+      const uint32_t six = b.room[4 * chunk + warp] >> 6 * word;
+      value |= (six & 7) | (six & 56) << 13;
+    }
+#pragma unroll
+    for (int k = 0; k < Form::kPerWord; ++k) {
+      const uint32_t pair = *reinterpret_cast<const uint16_t*>(cell[k] + 2 * chunk * Form::kGroups);
+      const uint32_t two = __byte_perm(pair, 0, 0x4140) + shift[k] & mask[k];
+      value |= __funnelshift_l(two, two, csf_turn(Form::kFormat, k) + csf_shift(Form::kFormat));
+    }
+    *reinterpret_cast<uint32_t*>(out) = value;
+    out += Form::kAtOnce * stride;
+  }
+}
+
+template <CsfKind kind>
+__global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constant__ IndexRows r) {
+  using Form = TileForm<kind>;
+  extern __shared__ uint4 index_smem[];  // the segment's cells: [32 pairs][pitch]
+  __shared__ BlockRows b;
+  uint8_t* cells = reinterpret_cast<uint8_t*>(index_smem);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t block_index = blockIdx.x;
+  const auto blocks = static_cast<unsigned>(r.blocks);
+  const int64_t expert = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  if (thread == 0) b.odd_bases = b.before = 0;
+  const RowFacts facts = load_rows(r, b, expert, block, thread);
+  __syncthreads();
+  // What was loaded about the rows arrives while the codes are fetched.
+  expand_codes<kind>(r, b, cells, 0, min(kSegment, r.chunk_count), thread);
+  share_rows<kind>(r, b, facts, thread);
+  __syncthreads();
+  const int row = thread / (kThreads / kTileRows);
+  const int pair = row / 16 * 8 + row % 8, high = row / 8 % 2;
+  const bool second = r.args.product == Product::kGateUp && high != 0;
+  const uint32_t* words = (second ? r.args.second : r.args.first).streams.exceptions;
+  const uint32_t end = b.end[row], first_cell = b.first_cell[row];
+  uint32_t next = b.begin[row] + static_cast<uint32_t>(thread % (kThreads / kTileRows));
+  for (int first = 0; first < r.chunk_count; first += kSegment) {
+    const int chunk_count = min(kSegment, r.chunk_count - first);
+    const int first_column = first * Form::kGroups;
+    const int end_column = first_column + kSegment * Form::kGroups;
+    if (first > 0) expand_codes<kind>(r, b, cells, first, chunk_count, thread);
+    for (int i = thread; i < kSegment * 2; i += kThreads) {
+      reinterpret_cast<uint4*>(b.listed)[i] = reinterpret_cast<uint4*>(b.left)[i] = {};
+    }
+    __syncthreads();
+    each_exception(words, next, end, first_cell, end_column, [&](uint32_t word, int column) {
+      const int in_row = column - first_column, at = in_row / Form::kGroups * 8 + pair / 4;
+      const uint32_t bit = 1u << (8 * (pair % 4) + 2 * (in_row % Form::kGroups) + high);
+      const uint32_t distance = Form::distance(word >> 24, b.base[row]);
+      const bool coded = distance <= Form::kCode;
+      atomicOr(&b.listed[at], bit);
+      if (!coded) atomicOr(&b.left[at], bit);
+      cells[pair * r.pitch + 2 * in_row + high] =
+          static_cast<uint8_t>(coded ? distance - b.shift[row] : Form::value(word >> 24));
+    });
+    __syncthreads();
+    const int64_t tile = block_index * r.chunk_count + first;
+    if (thread < 32) {
+      place_chunks(b, chunk_count, r.args.exception_begin + tile, thread);
+    } else {
+      fill_rooms<kind>(b, cells, r.pitch, chunk_count, thread - 32, kThreads - 32);
+    }
+    __syncthreads();
+    store_words<kind>(r, b, cells, chunk_count,
+                      r.args.packed + tile * tile_bytes(r.args.format, ScaleForm::kCsf), thread);
+    next = each_exception(words, next, end, first_cell, end_column, [&](uint32_t word, int column) {
+      const int in_row = column - first_column, chunk = in_row / Form::kGroups;
+      const int bit = 8 * (pair % 4) + 2 * (in_row % Form::kGroups) + high;
+      // The list is in the order of the masks' bits.
+      uint32_t rank = __popc(b.listed[chunk * 8 + pair / 4] & ((1u << bit) - 1));
+      for (int i = 0; i < pair / 4; ++i) rank += __popc(b.listed[chunk * 8 + i]);
+      const auto byte =
+          static_cast<uint32_t>(2 * (pair * Form::kGroups + in_row % Form::kGroups) + high);
+      r.args.exceptions[b.tile_begin[chunk] + rank] =
+          (word & 0xFF000000u) | static_cast<uint32_t>(first + chunk) << 8 | byte;
+    });
+    __syncthreads();
+  }
+  if (block_index + 1 == gridDim.x && thread == 0) {
+    r.args.exception_begin[(block_index + 1) * r.chunk_count] = b.before;
+  }
 }
 
 }  // namespace
 
-int64_t csf_index_scratch_bytes(const CsfIndexArgs& args) { return 4 * (all_blocks(args) + 1); }
-
-Result<void> csf_index(const CsfIndexArgs& args, void* scratch, cudaStream_t stream) {
+Result<void> csf_index(const CsfIndexArgs& args, cudaStream_t stream) {
   if (!has_csf(args.format)) {
     return Error(Code::kUnsupported,
                  cat("compressed scales of format ", formats::block_format(args.format).name));
   }
   const bool down = args.product == Product::kDown;
   const int64_t cols = down ? args.inter : args.hidden;
+  const CsfKind kind = csf_kind_of(args.format);
   IndexRows r = {};
   r.args = args;
   r.rows = down ? args.hidden : args.inter;
   r.blocks = static_cast<int>(row_blocks(args.product, args.hidden, args.inter));
   r.chunk_count = static_cast<int>(chunks(cols));
   r.scale_cols = static_cast<int>(cols / group_cols(args.format));
-  r.width = static_cast<int>(codec::csf_row_bytes(csf_kind_of(args.format), r.scale_cols));
-  r.groups = kTileCols / group_cols(args.format);
-  auto* counts = static_cast<uint32_t*>(scratch);
-  const auto grid = static_cast<unsigned>(all_blocks(args));
-  place_codes_kernel<<<grid, kThreads, 0, stream>>>(r, counts);
-  csf_scan_kernel<<<1, kScanThreads, 0, stream>>>(counts, all_blocks(args));
-  place_exceptions_kernel<<<grid, kThreads, static_cast<size_t>(4 * (r.chunk_count + 1)), stream>>>(
-      r, counts);
+  r.width = static_cast<int>(codec::csf_row_bytes(kind, r.scale_cols));
+  r.stacked = !down && args.first.streams.row_begin == args.second.streams.row_begin;
+  auto fills = [&](const CsfSource& s, int64_t first_row) {
+    return s.first_row == first_row && s.plane_rows == (r.stacked ? 2 : 1) * r.rows;
+  };
+  const int64_t second_row = r.stacked ? r.rows - args.first.first_row : 0;
+  if (!fills(args.first, r.stacked && args.first.first_row != 0 ? r.rows : 0) ||
+      (!down && !fills(args.second, second_row))) {
+    return Error(Code::kInvalidArgument, "csf index: a source does not fill its planes");
+  }
+  const int held = std::min(r.chunk_count, kSegment) * (kTileCols / group_cols(args.format));
+  r.pitch = (held + 7) / 8 * 16 + 8;  // so that pairs of rows spread over the banks
+  const auto kernel =
+      kind == CsfKind::kNvfp4 ? index_kernel<CsfKind::kNvfp4> : index_kernel<CsfKind::kMxfp4>;
+  kernel<<<static_cast<unsigned>(args.experts * r.blocks), kThreads,
+           static_cast<size_t>(kTileRows / 2 * r.pitch), stream>>>(r);
   const cudaError_t e = cudaGetLastError();
   if (e != cudaSuccess) {
-    return Error(Code::kInternal, cat("csf index kernels: ", cudaGetErrorString(e)));
+    return Error(Code::kInternal, cat("csf index kernel: ", cudaGetErrorString(e)));
   }
   return {};
 }

@@ -1,5 +1,6 @@
 // Words of scale bytes as CSF sees them: one thread works through one row, in pieces of kPiece
-// bytes that suit the row's alignment. Shared by the encoder's kernels and the decoder.
+// bytes that suit the row's alignment, and how threads deal the units of many rows out, so that
+// their accesses to memory are neighbours. Shared by the encoder, the decoder and the index.
 #pragma once
 
 #include <cstdint>
@@ -51,10 +52,10 @@ __device__ __forceinline__ uint32_t csf_pack_four(uint32_t codes) {
   }
 }
 
-/// kPiece bytes (1, 2, 4 or 16) of a row as words; bytes past a short piece are zero.
+/// kPiece bytes (1, 2, 4, 8 or 16) of a row as words; bytes past a short piece are zero.
 template <int kPiece>
 struct CsfPiece {
-  static constexpr int kWords = kPiece == 16 ? 4 : 1;
+  static constexpr int kWords = kPiece <= 4 ? 1 : kPiece / 4;
   uint32_t words[kWords];
 
   __device__ __forceinline__ void load(const uint8_t* p) {
@@ -64,6 +65,10 @@ struct CsfPiece {
       words[1] = v.y;
       words[2] = v.z;
       words[3] = v.w;
+    } else if constexpr (kPiece == 8) {
+      const uint2 v = *reinterpret_cast<const uint2*>(p);
+      words[0] = v.x;
+      words[1] = v.y;
     } else if constexpr (kPiece == 4) {
       words[0] = *reinterpret_cast<const uint32_t*>(p);
     } else if constexpr (kPiece == 2) {
@@ -77,6 +82,23 @@ template <int kPiece>
 constexpr uint32_t kCsfPieceMask = kPiece == 1   ? 0xFFu
                                    : kPiece == 2 ? 0xFFFFu
                                                  : 0xFFFFFFFFu;
+
+/// A thread's units of a block of rows, `units` in each, dealt out row by row to `threads` threads:
+/// no division after the first.
+struct CsfWalk {
+  int row, unit;
+
+  __device__ __forceinline__ CsfWalk(int thread, int units)
+      : row(thread / units), unit(thread % units) {}
+  __device__ __forceinline__ void advance(int threads, int units) {
+    row += threads / units;
+    unit += threads % units;
+    if (unit >= units) {
+      unit -= units;
+      ++row;
+    }
+  }
+};
 
 /// Where row `row` of all experts keeps its base and its packed codes.
 __device__ __forceinline__ uint8_t* csf_slab(const CsfRows& r, uint8_t* fixed, int64_t row) {

@@ -107,10 +107,19 @@ __device__ __forceinline__ uint32_t two_scales(const uint8_t* scale_bytes, int w
   return scales[format == FormatId::kNvfp4 ? warp * 32 + lane : warp * 16 + lane / 2];
 }
 
-/// What a lane holds of one tile: its words and its two scales. load() takes the tile's codes and
+/// Registers 0 and 2 of a step are of the low row, 1 and 3 of the high row.
+__device__ __forceinline__ void scale_rows(uint32_t (&a)[4], uint32_t low, uint32_t high) {
+  a[0] = mul_bf16x2(a[0], low);
+  a[1] = mul_bf16x2(a[1], high);
+  a[2] = mul_bf16x2(a[2], low);
+  a[3] = mul_bf16x2(a[3], high);
+}
+
+/// What a lane holds of one tile: its words and its two scales. Step j's registers come from
+/// expand<j>() and then scale(), which alone needs the scales. load() takes the tile's codes and
 /// its plain scales, or the whole tile if its scales are plain.
 template <FormatId format>
-struct TileFragment;
+struct TileParts;
 
 template <FormatId format>
 struct E2m1Fragment {
@@ -138,22 +147,21 @@ struct E2m1Fragment {
     load(tile, tile + tile_code_bytes(format), warp, lane);
   }
   template <int j>
-  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
     expand_e2m1(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w, a);
-    a[0] = mul_bf16x2(a[0], low_scale);
-    a[1] = mul_bf16x2(a[1], high_scale);
-    a[2] = mul_bf16x2(a[2], low_scale);
-    a[3] = mul_bf16x2(a[3], high_scale);
+  }
+  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
+    scale_rows(a, low_scale, high_scale);
   }
 };
 template <>
-struct TileFragment<FormatId::kNvfp4> : E2m1Fragment<FormatId::kNvfp4> {};
+struct TileParts<FormatId::kNvfp4> : E2m1Fragment<FormatId::kNvfp4> {};
 template <>
-struct TileFragment<FormatId::kMxfp4> : E2m1Fragment<FormatId::kMxfp4> {};
+struct TileParts<FormatId::kMxfp4> : E2m1Fragment<FormatId::kMxfp4> {};
 
 /// E4M3 codes: a word holds registers 2i (upper bytes of its halves) and 2i + 1 (lower bytes).
 template <>
-struct TileFragment<FormatId::kMxfp8> {
+struct TileParts<FormatId::kMxfp8> {
   uint4 words[2];
   uint32_t low_scale, high_scale;
 
@@ -177,19 +185,22 @@ struct TileFragment<FormatId::kMxfp8> {
     load(tile, tile + tile_code_bytes(FormatId::kMxfp8), warp, lane);
   }
   template <int j>
-  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
     const uint4 w = words[j / 2];
     const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
-    a[0] = mul_bf16x2(e4m3_upper(w0), low_scale);
-    a[1] = mul_bf16x2(e4m3_lower(w0), high_scale);
-    a[2] = mul_bf16x2(e4m3_upper(w1), low_scale);
-    a[3] = mul_bf16x2(e4m3_lower(w1), high_scale);
+    a[0] = e4m3_upper(w0);
+    a[1] = e4m3_lower(w0);
+    a[2] = e4m3_upper(w1);
+    a[3] = e4m3_lower(w1);
+  }
+  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
+    scale_rows(a, low_scale, high_scale);
   }
 };
 
 /// Block FP8: codes exact in the registers; the FP32 scales multiply the sum over the chunk.
 template <>
-struct TileFragment<FormatId::kFp8Block> {
+struct TileParts<FormatId::kFp8Block> {
   uint4 words[2];
   float2 scales;  // of low and high rows
 
@@ -200,13 +211,16 @@ struct TileFragment<FormatId::kFp8Block> {
     scales = *reinterpret_cast<const float2*>(two_scales);
   }
   template <int j>
-  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
     const uint4 w = words[j / 2];
     const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
-    a[0] = mul_bf16x2(e4m3_upper(w0), kTwoTo120);
-    a[1] = mul_bf16x2(e4m3_lower(w0), kTwoTo120);
-    a[2] = mul_bf16x2(e4m3_upper(w1), kTwoTo120);
-    a[3] = mul_bf16x2(e4m3_lower(w1), kTwoTo120);
+    a[0] = e4m3_upper(w0);
+    a[1] = e4m3_lower(w0);
+    a[2] = e4m3_upper(w1);
+    a[3] = e4m3_lower(w1);
+  }
+  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
+    scale_rows(a, kTwoTo120, kTwoTo120);
   }
 };
 
@@ -214,7 +228,7 @@ struct TileFragment<FormatId::kFp8Block> {
 /// order); step 3 has bit 3 of all nibbles, word i holding bit i of each code. Level times scale is
 /// rounded to BF16 once.
 template <>
-struct TileFragment<FormatId::kNf3> {
+struct TileParts<FormatId::kNf3> {
   uint32_t words[3];
   uint32_t low_scale, high_scale;
   LevelTable table;  // set by the caller
@@ -240,7 +254,7 @@ struct TileFragment<FormatId::kNf3> {
     set_scales(expand_scales(two_scales<FormatId::kNf3>(scale_bytes, warp, lane)));
   }
   template <int j>
-  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
     uint32_t w;
     if constexpr (j < 3) {
       w = words[j] & 0x77777777u;
@@ -250,15 +264,14 @@ struct TileFragment<FormatId::kNf3> {
     }
     expand_levels(table, w, a[0], a[1]);
     expand_levels(table, w >> 16, a[2], a[3]);
-    a[0] = mul_bf16x2(a[0], low_scale);
-    a[1] = mul_bf16x2(a[1], high_scale);
-    a[2] = mul_bf16x2(a[2], low_scale);
-    a[3] = mul_bf16x2(a[3], high_scale);
+  }
+  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
+    scale_rows(a, low_scale, high_scale);
   }
 };
 
 template <>
-struct TileFragment<FormatId::kBf16> {
+struct TileParts<FormatId::kBf16> {
   uint4 words[4];
 
   __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t*, int warp, int lane) {
@@ -271,11 +284,21 @@ struct TileFragment<FormatId::kBf16> {
     load(tile, tile + tile_code_bytes(FormatId::kBf16), warp, lane);
   }
   template <int j>
-  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
     a[0] = words[j].x;
     a[1] = words[j].y;
     a[2] = words[j].z;
     a[3] = words[j].w;
+  }
+  __device__ __forceinline__ void scale(uint32_t (&)[4]) const {}
+};
+
+template <FormatId format>
+struct TileFragment : TileParts<format> {
+  template <int j>
+  __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
+    this->template expand<j>(a);
+    this->scale(a);
   }
 };
 

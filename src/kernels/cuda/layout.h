@@ -33,9 +33,9 @@ constexpr int kTileRows = 64;
 constexpr int kTileCols = 64;
 constexpr int kRowBytes = kTileCols * 2;  // one activation row of a chunk: 64 BF16
 
-/// How a tile keeps its scales: as the checkpoint's bytes, or as CSF codes (one base a row of the
-/// row block, 4 or 1 bits a scale in the tile, a few exceptions of each warp's rows behind them;
-/// csf_index.h).
+/// How a tile keeps its scales: as the checkpoint's bytes, or compressed (csf_index.h): one base a
+/// row of the row block, a few bits a scale in the tile, with room for the few scales that do not
+/// fit.
 enum class ScaleForm : uint8_t { kPlain, kCsf };
 
 /// Bytes of codes and of scales of one 64 x 64 tile; 0 codes: the format has no packed layout.
@@ -53,12 +53,26 @@ NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
 NIBBLE_HD constexpr int tile_scales_at(FormatId f) {
   return f == FormatId::kFp8Block ? 4096 : tile_code_bytes(f);
 }
-NIBBLE_HD constexpr int csf_code_bytes(FormatId f) { return f == FormatId::kNvfp4 ? 128 : 16; }
-/// CSF exceptions that a tile has room for, for each of its four warps; two bytes each. With 1 % of
-/// the scales exceptions, 1 in 2000 (NVFP4) and 1 in 200 warps' shares of a tile have more.
-NIBBLE_HD constexpr int csf_room(FormatId f) { return f == FormatId::kNvfp4 ? 4 : 2; }
+/// Compressed scales of a tile, for each of its four warps: words of codes, and room for csf_room
+/// exceptions of two bytes each: a last word (NVFP4) or bits that the codes leave over (MX formats,
+/// csf_index.h). Scale i of a warp (lane i for NVFP4, lanes 2 i and 2 i + 1 else) has its codes, of
+/// the low and of the high row, in word i / csf_per_word: turned right by csf_turn, the word has
+/// them csf_shift bits up in its two halves. That is where the expansion of scale bytes
+/// (dequant.cuh) wants them: code + base is the byte.
+NIBBLE_HD constexpr int csf_bits(FormatId f) { return f == FormatId::kNvfp4 ? 5 : 3; }
+NIBBLE_HD constexpr int csf_per_word(FormatId f) { return f == FormatId::kNvfp4 ? 3 : 4; }
+NIBBLE_HD constexpr int csf_shift(FormatId f) { return f == FormatId::kNvfp4 ? 4 : 7; }
+NIBBLE_HD constexpr int csf_turn(FormatId f, int i) {
+  return 12 + csf_bits(f) * (i % csf_per_word(f));
+}
+NIBBLE_HD constexpr int csf_code_words(FormatId f) { return f == FormatId::kNvfp4 ? 11 : 4; }
+NIBBLE_HD constexpr int csf_room(FormatId f) { return f == FormatId::kNvfp4 ? 2 : 1; }
+NIBBLE_HD constexpr int csf_warp_words(FormatId f) { return f == FormatId::kNvfp4 ? 12 : 4; }
+/// Bits that no code uses, equal in all of a warp's code words: whether base + code is not the
+/// whole truth for the warp in this tile, and in this one or any other of the aligned four chunks.
+constexpr uint32_t kCsfFlag = 0x80000000u, kCsfFourFlag = 0x8000;
 NIBBLE_HD constexpr int tile_scale_bytes(FormatId f, ScaleForm form = ScaleForm::kPlain) {
-  if (form == ScaleForm::kCsf) return csf_code_bytes(f) + 4 * 2 * csf_room(f);
+  if (form == ScaleForm::kCsf) return 4 * 4 * csf_warp_words(f);
   return f == FormatId::kNvfp4                                                   ? 256
          : f == FormatId::kMxfp4 || f == FormatId::kMxfp8 || f == FormatId::kNf3 ? 128
                                                                                  : 0;

@@ -252,8 +252,7 @@ PackedProjection::PackedProjection(FormatId f, ScaleForm form, Product product, 
       must(cudaErrorInvalidValue, "more CSF exceptions than expected");
     }
   }
-  DeviceBuffer scratch(csf_index_scratch_bytes(index));
-  must(csf_index(index, scratch.data(), nullptr), "csf_index");
+  must(csf_index(index, nullptr), "csf_index");
   must(cudaDeviceSynchronize(), "csf");
 }
 

@@ -20,9 +20,6 @@ namespace nibble::kernels::cuda {
 
 extern __shared__ __align__(128) uint8_t few_smem[];
 constexpr int kFewStart = 1;  // named barrier: see FewStream::holds
-// More threads than there are, for fewer registers: so a CTA of the next product, which copies its
-// weights while it waits, has room beside this kernel.
-constexpr int kFewBound = 640;
 
 /// Where a warp's share of a tile lies, in units of 16 bytes (codes, then what it needs of the
 /// scales), and how it travels: kStageChunks chunks at a time, first all their codes.
@@ -34,15 +31,15 @@ struct FewPiece {
   static constexpr int kTileBytes = tile_bytes(format, form);
   static constexpr int kCodes = tile_scales_at(format);  // of the whole tile
   static constexpr int kCodeUnits = kCodes / 64;
-  static constexpr int kScaleUnits = kCsf && format == FormatId::kNvfp4 ? 4
-                                     : kCsf                             ? 2
-                                     : kRescale                         ? 1
-                                                : (tile_bytes(format) - kCodes) / 64;
+  static constexpr int kScaleUnits = kRescale ? 1 : (tile_bytes(format, form) - kCodes) / 64;
   static constexpr int kStageChunks = deep && kCodeUnits <= 32 ? 4 : 2;
   static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
   static constexpr int kBasesAt = kScalesAt + kStageChunks * kScaleUnits * 16;
   static constexpr int kPlaceBytes = kBasesAt + (kCsf ? 16 : 0);  // with the task's first stage
   static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
+  // More threads than there are, for fewer registers: so a CTA of the next product, which copies
+  // its weights while it waits, has room beside this kernel. Compressed scales would spill.
+  static constexpr int kBound = kCsf ? kFewThreads : kFewThreads + 128;
   static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
   static constexpr int kCodeCopies = (kStageChunks * kCodeUnits + 31) / 32;  // of a lane's codes
   static_assert(kStageChunks * kScaleUnits <= 32);
@@ -61,13 +58,7 @@ struct FewPiece {
     const int chunk = unit / (kScaleUnits + (kScaleUnits == 0)),
               u = unit % (kScaleUnits + (kScaleUnits == 0));
     const int tile = chunk * kTileBytes + kCodes;
-    if constexpr (kCsf && format == FormatId::kNvfp4) {  // own codes; all exceptions
-      return tile + (u < 2 ? quarter * 32 + u * 16 : csf_code_bytes(format) + (u - 2) * 16);
-    } else if constexpr (kCsf || kRescale) {
-      return tile + u * 16;
-    } else {
-      return tile + (quarter * kScaleUnits + u) * 16;
-    }
+    return tile + (kRescale ? u : quarter * kScaleUnits + u) * 16;
   }
 };
 
@@ -226,51 +217,47 @@ struct FewStream {
   }
 };
 
-/// Compressed scales of a lane's two rows (stream_scales.cuh has their form).
+/// Scales where kCsfFlag is set, by a whole warp. `room`: NVFP4's; with MX formats it lies in the
+/// codes of all lanes. `begin`, `list`: the tile's exceptions, if the room does not hold them.
+template <FormatId format>
+__device__ __forceinline__ uint32_t irregular_scales(uint32_t codes, uint32_t turn, uint32_t base,
+                                                     uint32_t room, const uint32_t* begin,
+                                                     const uint32_t* list, int quarter, int lane) {
+  using Halves = ScaleHalves<format>;
+  if constexpr (csf_warp_words(format) == csf_code_words(format)) {
+    room = 0;
+#pragma unroll
+    for (int w = 0; w < csf_code_words(format); ++w) {
+      const uint32_t word = __shfl_sync(~0u, codes, w * (32 / csf_code_words(format)));
+      room |= ((word & 7) | (word >> 13 & 56)) << 6 * w;
+    }
+  }
+  return Halves::irregular(codes, turn, base, room, lane, [&](uint32_t& halves) {
+    Halves::patch_list(halves, begin, list, quarter, lane);
+  });
+}
+
+/// What a lane keeps for a task's compressed scales.
 template <FormatId format>
 struct FewScales {
   using Halves = ScaleHalves<format>;
-  uint32_t base = 0;
+  uint32_t base = 0, turn = 0;
 
   __device__ __forceinline__ void start(const uint8_t* bases, int lane) {
-    const uint32_t two = reinterpret_cast<const uint16_t*>(bases)[lane / 4];
-    base = (__byte_perm(two, 0, 0x4140) << Halves::kShift) + Halves::kUnit * 0x10001u;
+    base = Halves::expand_bases(reinterpret_cast<const uint16_t*>(bases)[lane / 4]);
+    turn = static_cast<uint32_t>(csf_turn(format, static_cast<int>(Halves::scale_of(lane))));
   }
-  __device__ __forceinline__ static uint32_t first_byte(int quarter, int lane) {
-    return static_cast<uint32_t>(format == FormatId::kNvfp4 ? 2 * (quarter * 32 + lane)
-                                                            : 2 * (quarter * 16 + lane / 2));
-  }
-  /// BF16 of the two rows. `tile`: whose exceptions are listed, if the room does not hold them.
-  template <int kWords>
-  __device__ __forceinline__ uint32_t scales(uint32_t codes, const uint32_t (&room)[kWords],
-                                             const FewArgs& args, bool down, int64_t tile,
-                                             int quarter, int lane) const {
-    uint32_t halves;
-    if constexpr (format == FormatId::kNvfp4) {
-      halves = (codes * 0x10010u & 0x00F000F0u) + base;
-    } else {
-      halves = (codes >> lane / 2 & 0x00010001u) * 0x80u + base;
+  /// BF16 of the two rows. `tile`: the chunk's number in its matrix.
+  __device__ __forceinline__ uint32_t scales(uint32_t codes, uint32_t room, const FewArgs& args,
+                                             bool down, int64_t tile, int quarter, int lane) const {
+    if (!__any_sync(~0u, static_cast<int32_t>(codes) < 0)) {  // kCsfFlag
+      return Halves::regular(codes, turn, base);
     }
-    if (room[0] != 0) {
-      const uint32_t mine = 0x80u | first_byte(0, lane);
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        Halves::patch(halves, (room[i] & 0xFF) ^ mine, room[i] >> 8 & 0xFF);
-        Halves::patch(halves, (room[i] >> 16 & 0xFF) ^ mine, room[i] >> 24);
-      }
-      if (room[0] == kCsfOverflow) {
-        const MoeWeights& w = args.weights;
-        const uint32_t* begin =
-            (down ? w.down.csf.exception_begin : w.gate_up.csf.exception_begin) + tile;
-        const uint32_t* list = down ? w.down.csf.exceptions : w.gate_up.csf.exceptions;
-#pragma unroll 1
-        for (uint32_t i = begin[0]; i < begin[1]; ++i) {
-          const uint32_t word = list[i];
-          Halves::patch(halves, (word & 0xFF) - first_byte(quarter, lane), word >> 24);
-        }
-      }
-    }
-    return format == FormatId::kNvfp4 ? expand_e4m3_halves(halves) : halves;
+    const MoeWeights& w = args.weights;
+    return irregular_scales<format>(
+        codes, turn, base, room,
+        (down ? w.down.csf.exception_begin : w.gate_up.csf.exception_begin) + tile,
+        down ? w.down.csf.exceptions : w.gate_up.csf.exceptions, quarter, lane);
   }
 };
 
@@ -278,9 +265,8 @@ struct FewScales {
 template <typename P>
 struct FewRaw {
   static constexpr FormatId kFormat = P::kFormat;
-  static constexpr int kRoomWords = P::kCsf ? csf_room(kFormat) / 2 : 1;
   TileFragment<kFormat> fragment;  // its codes
-  uint32_t scales, room[kRoomWords];
+  uint32_t scales, room;           // compressed: the lane's word of codes, and NVFP4's room
 
   /// Chunk `sub` of the stage at `place`.
   __device__ __forceinline__ void load(const uint8_t* place, int sub, int quarter, int lane) {
@@ -298,14 +284,10 @@ struct FewRaw {
       }
       if constexpr (!P::kCsf) {
         scales = two_scales<kFormat>(at, 0, lane);
-      } else if constexpr (kFormat == FormatId::kNvfp4) {
-        scales = at[lane];
-        const uint2 two = reinterpret_cast<const uint2*>(at + 32)[quarter];
-        room[0] = two.x;
-        room[1] = two.y;
       } else {
-        scales = reinterpret_cast<const uint32_t*>(at)[quarter];
-        room[0] = reinterpret_cast<const uint32_t*>(at + csf_code_bytes(kFormat))[quarter];
+        const auto* words = reinterpret_cast<const uint32_t*>(at);
+        scales = words[ScaleHalves<kFormat>::scale_of(lane) / csf_per_word(kFormat)];
+        if constexpr (kFormat == FormatId::kNvfp4) room = words[csf_code_words(kFormat)];
       }
     }
   }
@@ -532,7 +514,7 @@ __device__ __forceinline__ void wait_for_grid(FewCounters& counters) {
 }
 
 template <typename P>
-__global__ void __launch_bounds__(kFewBound, 1)
+__global__ void __launch_bounds__(P::kBound, 1)
     moe_few_kernel(const __grid_constant__ FewArgs args) {
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;

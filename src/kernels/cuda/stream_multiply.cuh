@@ -37,16 +37,23 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
   for (int chunk = 0; chunk < chunk_count; ++chunk) {
     if (sub == 0) ring.wait_full();
     TileWeights<G> weights;
-    weights.load(ring.tile(group * G::kStageChunks + sub), table, warp, lane);
-    weights.finish(rows, chunk, warp, lane);
+    const uint8_t* tile = ring.tile(group * G::kStageChunks + sub);
+    weights.load(tile, rows, table, warp, lane);
     const TileFragment<G::kFormat>& fragment = weights.fragment;
     const uint64_t b =
         chunk_descriptor(ring.x() + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes));
     uint32_t a[4][4];
-    fragment.template step<0>(a[0]);
-    fragment.template step<1>(a[1]);
-    fragment.template step<2>(a[2]);
-    fragment.template step<3>(a[3]);
+    fragment.template expand<0>(a[0]);
+    fragment.template expand<1>(a[1]);
+    fragment.template expand<2>(a[2]);
+    fragment.template expand<3>(a[3]);
+    if constexpr (G::kCsf) {
+      // The expansion passes the time until it is known whether there is more to do.
+      pin_registers(a);
+      weights.finish(rows, tile, chunk, warp, lane);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) fragment.scale(a[j]);
     if constexpr (G::kRescale) {
       float sum[kTokens / 2];
 #pragma unroll
@@ -82,9 +89,9 @@ struct ChunkOperands {
   uint32_t tokens[kTokens / 8][2][4];
 
   /// `x` is the lane's ldmatrix address (see multiply_by_warps).
-  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, const LevelTable& table,
-                                       int warp, int lane) {
-    weights.load(tile, table, warp, lane);
+  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, const RowScales<G>& rows,
+                                       const LevelTable& table, int warp, int lane) {
+    weights.load(tile, rows, table, warp, lane);
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
       load_matrices(tokens[i][0], x + static_cast<uint32_t>(1024 * i));
@@ -130,12 +137,13 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   constexpr int kChunks = G::kStageChunks;
-  static_assert(kChunks % 2 == 0);
+  static_assert(kChunks == 2 || kChunks == 4);  // of aligned four
   // Lanes 8 m .. 8 m + 7 point at the eight tokens of 16-byte unit m (and 4 + m: address ^ 64).
   const uint32_t x_lane = static_cast<uint32_t>(lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16);
+  auto tile = [&](int sub) { return ring.tile(group * kChunks + sub); };
   auto load = [&](ChunkOperands<G, kTokens>& operands, int sub) {
-    operands.load(ring.tile(group * kChunks + sub),
-                  ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes),
+    operands.load(tile(sub),
+                  ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes), rows,
                   table, warp, lane);
   };
   auto release = [&](uint32_t bar) {
@@ -151,24 +159,37 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
 #pragma unroll 1
   for (int stage = 0; stage < full_stages; ++stage) {
     const uint32_t empty = ring.empty();
-    auto run_chunk = [&]<int sub>() __attribute__((always_inline)) {
-      operands[sub % 2].weights.finish(rows, stage * kChunks + sub, warp, lane);
-      if constexpr (sub + 1 < kChunks) {
-        load(operands[(sub + 1) % 2], sub + 1);
+    auto load_next = [&](ChunkOperands<G, kTokens>& next, int sub) {
+      if (sub + 1 < kChunks) {
+        load(next, sub + 1);
       } else {
         ring.advance();
         if (stage + 1 < full_stages) {
           ring.wait_full();
-          load(operands[0], 0);
+          load(next, 0);
         }
       }
+    };
+    auto run_chunk = [&]<int sub>() __attribute__((always_inline)) {
+      operands[sub % 2].weights.finish_regular(rows);
+      load_next(operands[(sub + 1) % 2], sub);
       operands[sub % 2].multiply(acc);
     };
-    // Not a loop: around the loop over exceptions one is unrolled too late for registers.
-    [&]<int... sub>(std::integer_sequence<int, sub...>) __attribute__((always_inline)) {
-      (run_chunk.template operator()<sub>(), ...);
+    if (operands[0].weights.irregular_four()) {
+      // Rare, so as little code as possible.
+#pragma unroll 1
+      for (int sub = 0; sub < kChunks; ++sub) {
+        operands[0].weights.finish(rows, tile(sub), stage * kChunks + sub, warp, lane);
+        operands[0].multiply(acc);
+        load_next(operands[0], sub);
+      }
+    } else {
+      // Without a branch between chunks, so that their instructions mix.
+      [&]<int... sub>(std::integer_sequence<int, sub...>) __attribute__((always_inline)) {
+        (run_chunk.template operator()<sub>(), ...);
+      }
+      (std::make_integer_sequence<int, kChunks>{});
     }
-    (std::make_integer_sequence<int, kChunks>{});
     release(empty);
   }
   if (rest != 0) {
@@ -176,7 +197,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
 #pragma unroll 1
     for (int sub = 0; sub < rest; ++sub) {
       load(operands[0], sub);
-      operands[0].weights.finish(rows, full_stages * kChunks + sub, warp, lane);
+      operands[0].weights.finish(rows, tile(sub), full_stages * kChunks + sub, warp, lane);
       operands[0].multiply(acc);
     }
     release(ring.empty());
