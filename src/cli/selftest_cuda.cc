@@ -53,7 +53,6 @@ std::set<std::string> used_kernels(const recipe::Recipe& recipe) {
 bool wanted(const KernelCheck& check, const std::set<std::string>& used) {
   const std::string_view kernel = check.kernel;
   if (kernel == "norm" || kernel == "sample" || kernel == "attention") return true;
-  if (kernel == "norm_linear") return used.count(cat("linear ", check.format)) > 0;
   if (kernel == "csf") return used.count(cat("moe ", check.format)) > 0;
   return used.count(cat(kernel, " ", check.format)) > 0;
 }

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "device/cuda.h"
@@ -37,7 +36,6 @@ int64_t next_power(int64_t value, int64_t from) {
 /// Device pointers of one step; the sizes are the largest step's.
 struct Buffers {
   float* residual = nullptr;    // [rows, hidden]
-  float* next_sum = nullptr;    // [rows, hidden], the next input norm's; then the residual
   float* delta = nullptr;       // [rows, hidden]
   float* mlp = nullptr;         // [rows, hidden], the shared expert's
   float* normed_f32 = nullptr;  // [rows, hidden], norm_route's
@@ -95,7 +93,6 @@ class Glm4MoeCuda final : public Model {
 
   /// Queues a step; `taps` copies synchronously in between (never while capturing).
   Result<void> queue(const KvCache& cache, int64_t context, bool draw, const StepTaps& taps);
-  Result<void> queue_qkv(const CudaLayer& layer, cuda::AddRmsNormArgs norm);
   Result<void> queue_attention(const CudaLayer& layer, int64_t index, const KvCache& cache,
                                int64_t context);
   /// `next`: the layer after it, or null.
@@ -159,7 +156,6 @@ void Glm4MoeCuda::carve(Workspace& space, const StepLimits& limits, const KvCach
   const auto floats = [&](int64_t count) { return reinterpret_cast<float*>(bytes(4 * count)); };
   const auto halves = [&](int64_t count) { return reinterpret_cast<uint16_t*>(bytes(2 * count)); };
   b_.residual = floats(rows * hidden);
-  b_.next_sum = floats(rows * hidden);
   b_.delta = floats(rows * hidden);
   b_.mlp = floats(rows * hidden);
   b_.normed_f32 = floats(rows * hidden);
@@ -209,28 +205,17 @@ Result<void> Glm4MoeCuda::prepare(const StepLimits& limits) {
   return cuda_ok(cudaDeviceSynchronize(), "workspace");
 }
 
-// The input norm and q, k and v, which alone read its rows.
-Result<void> Glm4MoeCuda::queue_qkv(const CudaLayer& layer, cuda::AddRmsNormArgs norm) {
-  norm.residual = b_.residual;
-  norm.residual_out = b_.next_sum;
-  std::swap(b_.residual, b_.next_sum);
-  const bool stacked = layer.qkv.size() == 1;
-  if (!stacked) NIBBLE_TRY(cuda::add_rms_norm(norm, stream_));
-  for (const load::CudaQkvPart& part : layer.qkv) {
-    cuda::LinearArgs args;
-    args.x = norm.normed;
-    args.rows = norm.rows;
-    args.y = b_.qkv + part.column;
-    args.y_stride = q_dim() + 2 * kv_dim();
-    NIBBLE_TRY(stacked ? cuda::norm_linear(norm, part.weight, args, b_.linear, stream_)
-                       : cuda::linear(part.weight, args, b_.linear, stream_));
-  }
-  return {};
-}
-
 Result<void> Glm4MoeCuda::queue_attention(const CudaLayer& layer, int64_t index,
                                           const KvCache& cache, int64_t context) {
   const int64_t rows = step_.rows(), width = q_dim() + 2 * kv_dim();
+  for (const load::CudaQkvPart& part : layer.qkv) {
+    cuda::LinearArgs args;
+    args.x = b_.normed;
+    args.rows = rows;
+    args.y = b_.qkv + part.column;
+    args.y_stride = width;
+    NIBBLE_TRY(cuda::linear(part.weight, args, b_.linear, stream_));
+  }
   cuda::AttentionPrepareArgs prepare;
   prepare.qkv = b_.qkv;
   prepare.row_stride = width;
@@ -332,6 +317,7 @@ Result<void> Glm4MoeCuda::queue(const KvCache& cache, int64_t context, bool draw
   NIBBLE_TRY(step_.upload(context, stream_));
   NIBBLE_TRY(cuda::embed(weights_->embedding, step_.view(), b_.residual, stream_));
   cuda::AddRmsNormArgs norm;
+  norm.residual = b_.residual;
   norm.rows = step_.rows();
   norm.hidden = config_.hidden_size;
   norm.eps = config_.rms_eps;
@@ -342,9 +328,8 @@ Result<void> Glm4MoeCuda::queue(const KvCache& cache, int64_t context, bool draw
     norm.delta = index == 0 ? nullptr : b_.delta;
     norm.weight = layer.input_norm;
     norm.normed_f32 = nullptr;
-    NIBBLE_TRY(queue_qkv(layer, norm));
+    NIBBLE_TRY(cuda::add_rms_norm(norm, stream_));
     NIBBLE_TRY(queue_attention(layer, index, cache, context));
-    norm.residual = b_.residual;
     norm.delta = b_.delta;
     norm.weight = layer.post_norm;
     norm.normed_f32 = layer.routed ? b_.normed_f32 : nullptr;

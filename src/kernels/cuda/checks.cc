@@ -23,7 +23,6 @@ constexpr KernelCheck kChecks[] = {
     {"linear", "mxfp8", check_linear},
     {"linear", "fp8_block", check_linear},
     {"linear", "fp8_channel", check_linear},
-    {"norm_linear", "bf16", check_norm_linear},
     {"router", "bf16", check_router},
     {"router", "f32", check_router},
     {"attention", "bf16", check_attention},

@@ -28,7 +28,6 @@ struct CheckSummary {
 };
 
 CheckSummary check_linear(const CheckOptions& options, std::ostream& out);
-CheckSummary check_norm_linear(const CheckOptions& options, std::ostream& out);
 CheckSummary check_router(const CheckOptions& options, std::ostream& out);
 CheckSummary check_embed(const CheckOptions& options, std::ostream& out);
 CheckSummary check_norm(const CheckOptions& options, std::ostream& out);

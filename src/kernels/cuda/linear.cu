@@ -65,32 +65,38 @@ Result<void> check(const LinearWeight& w, const LinearArgs& a, int64_t x_stride)
 
 int64_t padded_rows(int64_t rows) { return (rows + 7) / 8 * 8; }
 
-/// A checked call and the current device.
-struct LinearCall {
-  LinearKernelArgs args = {};
-  LinearLaunchers launchers;
-  int processors = 0, major = 0;  // of the device: its compute capability
-  bool may_be_held = false;       // by the device
-};
+}  // namespace
 
-Result<LinearCall> make_call(const LinearWeight& weight, const LinearArgs& args, void* scratch) {
-  LinearCall call;
-  if (!launchers_of(weight.format, call.launchers)) {
+int64_t linear_packed_bytes(FormatId format, int64_t out, int64_t cols) {
+  LinearLaunchers unused;
+  if (!launchers_of(format, unused)) return 0;
+  int64_t bytes = linear_tiles_bytes(format, out, cols);
+  if (format == FormatId::kFp8Block) bytes += chunks(out) * ((chunks(cols) + 1) / 2) * 4;
+  return (bytes + 255) / 256 * 256;
+}
+
+int64_t linear_scratch_bytes(int64_t max_rows, int64_t max_cols) {
+  return padded_rows(max_rows) * chunks(max_cols) * kRowBytes;
+}
+
+Result<void> linear(const LinearWeight& weight, const LinearArgs& args, void* scratch,
+                    cudaStream_t stream, LinearPath path) {
+  LinearLaunchers launchers;
+  if (!launchers_of(weight.format, launchers)) {
     return Error(Code::kUnsupported, cat("CUDA linear layer in format ",
                                          formats::block_format(weight.format).name, ": no kernel"));
   }
   const int64_t x_stride = args.x_stride == 0 ? weight.cols : args.x_stride;
   NIBBLE_TRY(check(weight, args, x_stride));
-  int device = 0;
+  int device = 0, processors = 0, major = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e != cudaSuccess) return cuda_error("device", e);
-  e = cudaDeviceGetAttribute(&call.processors, cudaDevAttrMultiProcessorCount, device);
+  e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (e != cudaSuccess) return cuda_error("device", e);
-  e = cudaDeviceGetAttribute(&call.major, cudaDevAttrComputeCapabilityMajor, device);
+  e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (e != cudaSuccess) return cuda_error("device", e);
-  call.may_be_held = call.major == 9 || call.major == 10;
 
-  LinearKernelArgs& k = call.args;
+  LinearKernelArgs k = {};
   k.packed = reinterpret_cast<const uint8_t*>(weight.packed);
   k.block_scales = reinterpret_cast<const float*>(
       k.packed + linear_tiles_bytes(weight.format, weight.out, weight.cols));
@@ -109,72 +115,26 @@ Result<LinearCall> make_call(const LinearWeight& weight, const LinearArgs& args,
   k.segments = (k.chunk_count + kLinearSegmentChunks - 1) / kLinearSegmentChunks;
   k.accumulate = args.accumulate;
   k.vector_y = k.y_stride % 2 == 0 && reinterpret_cast<uintptr_t>(args.y) % 8 == 0;
-  return call;
-}
 
-}  // namespace
-
-int64_t linear_packed_bytes(FormatId format, int64_t out, int64_t cols) {
-  LinearLaunchers unused;
-  if (!launchers_of(format, unused)) return 0;
-  int64_t bytes = linear_tiles_bytes(format, out, cols);
-  if (format == FormatId::kFp8Block) bytes += chunks(out) * ((chunks(cols) + 1) / 2) * 4;
-  return (bytes + 255) / 256 * 256;
-}
-
-int64_t linear_scratch_bytes(int64_t max_rows, int64_t max_cols) {
-  return padded_rows(max_rows) * chunks(max_cols) * kRowBytes;
-}
-
-Result<void> linear(const LinearWeight& weight, const LinearArgs& args, void* scratch,
-                    cudaStream_t stream, LinearPath path) {
-  NIBBLE_TRY(const LinearCall call, make_call(weight, args, scratch));
-  const LinearKernelArgs& k = call.args;
-  const LinearLaunchers& launchers = call.launchers;
   if (path == LinearPath::kAuto) {
     path = args.rows <= kAutoHeldRows         ? LinearPath::kHeld
            : takes_few(args.rows, weight.out) ? LinearPath::kFewRows
                                               : LinearPath::kManyRows;
   }
   if (path == LinearPath::kHeld &&
-      (args.rows > kHeldRows || !call.may_be_held || launchers.held == nullptr ||
-       !launchers.is_held(k, call.processors))) {
+      (args.rows > kHeldRows || (major != 9 && major != 10) || launchers.held == nullptr ||
+       !launchers.is_held(k, processors))) {
     path = LinearPath::kFewRows;
   }
-  if (path == LinearPath::kManyRows && call.major != 9) path = LinearPath::kFewRows;  // wgmma
+  if (path == LinearPath::kManyRows && major != 9) path = LinearPath::kFewRows;  // wgmma
   if (path == LinearPath::kManyRows && scratch == nullptr) {
     return Error(Code::kInvalidArgument, "linear layer: many rows need scratch");
   }
   const LinearLauncher launch = path == LinearPath::kManyRows ? launchers.many
                                 : path == LinearPath::kHeld   ? launchers.held
                                                               : launchers.few;
-  const cudaError_t e = launch(k, call.processors, stream);
+  e = launch(k, processors, stream);
   if (e != cudaSuccess) return cuda_error("linear kernel", e);
-  return {};
-}
-
-Result<void> norm_linear(const AddRmsNormArgs& norm, const LinearWeight& weight,
-                         const LinearArgs& args, void* scratch, cudaStream_t stream) {
-  NIBBLE_TRY(const LinearCall call, make_call(weight, args, scratch));
-  if (norm.hidden != weight.cols || norm.rows != args.rows || norm.normed != args.x ||
-      call.args.x_stride != weight.cols) {
-    return Error(Code::kInvalidArgument, cat("norm_linear: ", norm.rows, " rows of ", norm.hidden,
-                                             " columns for a product of ", args.rows, " rows of ",
-                                             weight.cols, ", or x is not the normed rows"));
-  }
-  const bool one_kernel = norm.normed_f32 == nullptr && norm.sum_place() != norm.residual &&
-                          call.may_be_held && call.launchers.norm_held != nullptr &&
-                          call.launchers.norm_is_held(call.args, call.processors);
-  if (!one_kernel) {
-    NIBBLE_TRY(add_rms_norm(norm, stream));
-    return linear(weight, args, scratch, stream);
-  }
-  if (norm.residual == nullptr || norm.weight == nullptr) {
-    return Error(Code::kInvalidArgument, "norm_linear: a required pointer is null");
-  }
-  const cudaError_t e = call.launchers.norm_held(
-      call.args, {norm.residual, norm.delta, norm.sum_place(), norm.weight, norm.eps}, stream);
-  if (e != cudaSuccess) return cuda_error("norm_linear kernel", e);
   return {};
 }
 

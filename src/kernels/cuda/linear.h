@@ -13,7 +13,6 @@
 
 #include "base/result.h"
 #include "kernels/cuda/layout.h"
-#include "kernels/cuda/rows.h"
 
 namespace nibble::kernels::cuda {
 
@@ -67,18 +66,6 @@ int64_t linear_scratch_bytes(int64_t max_rows, int64_t max_cols);
 /// Errors: kInvalidArgument (sizes, null pointer), kUnsupported (format), kInternal (launch).
 Result<void> linear(const LinearWeight& weight, const LinearArgs& args, void* scratch,
                     cudaStream_t stream, LinearPath path = LinearPath::kAuto);
-
-/// Most rows that norm_linear() takes in one kernel.
-constexpr int64_t kNormLinearRows = 2;
-
-/// add_rms_norm(norm) and linear() of its BF16 rows, same bits: args.x is norm.normed, without a
-/// stride of its own; y overlaps nothing of the norm's. It is one kernel for up to kNormLinearRows
-/// rows of up to 4096 columns if LinearPath::kHeld is possible with the rows in shared memory, too,
-/// normed_f32 is null and the sum is not stored in place (many CTAs read the residual); that kernel
-/// leaves norm.normed untouched. norm.weight, like the matrix, may be read before the stream's
-/// previous kernel has ended. Errors: as add_rms_norm() and linear().
-Result<void> norm_linear(const AddRmsNormArgs& norm, const LinearWeight& weight,
-                         const LinearArgs& args, void* scratch, cudaStream_t stream);
 
 /// Chunks (of kTileCols columns) that are summed from zero before they are added to the whole.
 constexpr int kLinearSegmentChunks = 4;

@@ -1,5 +1,5 @@
 // Times dense linear layers and routers as CUDA graph replays; prints one row per case.
-//   linear_cuda_bench [decode] [norm] [prefill] [router]      default: all
+//   linear_cuda_bench [decode] [prefill] [router]      default: all
 // A graph holds a chain of launches; weights rotate through 1 GiB (or twice the matrix), so that
 // they come from memory and not from the L2. Launches follow each other as in a decode step: the
 // next one's weights may be on their way while one ends. % is of a device-to-device copy (read +
@@ -95,50 +95,6 @@ void bench_linear(FormatId f, const Shape& s, const std::vector<int64_t>& counts
   }
 }
 
-/// Residual addition, norm and a product, in one call or in two, after the kernel between; the
-/// norm's residuals change places.
-void bench_norm(const Shape& s, int64_t rows, bool one_call) {
-  constexpr int kSets = 48;
-  const int64_t bytes = linear_packed_bytes(FormatId::kBf16, s.out, s.cols), count = rows * s.cols;
-  DeviceBuffer weights(bytes * kSets), norm_weight(s.cols * 4), y(rows * s.out * 4);
-  DeviceBuffer residuals(2 * count * 4), delta(std::max<int64_t>(count, 2048) * 4);
-  DeviceBuffer normed(count * 2), scratch(linear_scratch_bytes(rows, s.cols));
-  fill(weights);
-  for (const DeviceBuffer* b : {&norm_weight, &residuals, &delta}) {
-    fill(*b, 0x007FFFFFu, 0x3F800000u);
-  }
-  must(cudaMemset(y.data(), 0, static_cast<size_t>(y.bytes())), "zero");
-  must(cudaDeviceSynchronize(), "fill");
-  const test::Times t = test::time_graph(kSets, kReplays, [&](cudaStream_t stream, int i) {
-    must(launch_overlapped(between_kernel, 1, 512, 0, stream, y.as<float>(), delta.as<uint32_t>()),
-         "between");
-    const LinearWeight w{FormatId::kBf16, s.out, s.cols, weights.data() + i * bytes};
-    AddRmsNormArgs norm;
-    norm.residual = residuals.as<float>() + i % 2 * count;
-    norm.residual_out = residuals.as<float>() + (i + 1) % 2 * count;
-    norm.delta = delta.as<float>();
-    norm.rows = rows;
-    norm.hidden = s.cols;
-    norm.weight = norm_weight.as<float>();
-    norm.normed = normed.data();
-    LinearArgs a;
-    a.x = normed.data();
-    a.rows = rows;
-    a.y = y.as<float>();
-    if (one_call) {
-      must(norm_linear(norm, w, a, scratch.data(), stream), "norm_linear");
-    } else {
-      must(add_rms_norm(norm, stream), "norm");
-      must(linear(w, a, scratch.data(), stream), "linear");
-    }
-  });
-  std::printf("| bf16 | norm and %s %lld x %lld | %s | %lld | %.2f | %.1f | - | - | - |\n", s.name,
-              static_cast<long long>(s.out), static_cast<long long>(s.cols),
-              one_call ? "norm_linear" : "two", static_cast<long long>(rows), t.median,
-              spread_of(t));
-  std::fflush(stdout);
-}
-
 void bench_router(FormatId f, int64_t experts, int64_t top_k, int64_t hidden,
                   const std::vector<int64_t>& counts) {
   constexpr int kSets = 48;
@@ -202,11 +158,6 @@ int run(int argc, char** argv) {
     }
     bench_linear(FormatId::kFp8Block, qkv, {1, 16}, copy, LinearPath::kFewRows);
     bench_linear(FormatId::kBf16, Shape{"down", 4096, 12288}, {1, 16}, copy, LinearPath::kFewRows);
-  }
-  if (has("norm")) {
-    for (const int64_t rows : {1, 2, 4}) {
-      for (const bool one_call : {false, true}) bench_norm(qkv, rows, one_call);
-    }
   }
   if (has("prefill")) {
     for (const FormatId f : {FormatId::kBf16, FormatId::kMxfp8, FormatId::kNvfp4}) {

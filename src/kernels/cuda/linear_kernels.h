@@ -34,28 +34,14 @@ struct LinearKernelArgs {
   bool accumulate, vector_y;  // vector_y: two neighbouring floats of y may be written at once
 };
 
-/// RMSNorm that a product does first: rows of its columns, to BF16.
-struct NormRowsArgs {
-  const float* residual;
-  const float* delta;   // or null
-  float* residual_out;  // or null; not residual
-  const float* weight;
-  float eps;
-};
-constexpr int kMaxNormLinearCols = 4096;
-
 /// Queues a product. few: any number of rows, weights read once per 8 or 16 of them. many: Hopper
-/// only, needs staged_x. held: from Hopper on, few rows, where is_held says so; or null. norm_held:
-/// up to kNormLinearRows rows that it norms itself (x is not read), where norm_is_held says so.
+/// only, needs staged_x. held: from Hopper on, few rows, where is_held says so; or null.
 using LinearLauncher = cudaError_t (*)(const LinearKernelArgs& args, int processors,
                                        cudaStream_t stream);
 struct LinearLaunchers {
   LinearLauncher few = nullptr, many = nullptr;
   bool (*is_held)(const LinearKernelArgs& args, int processors) = nullptr;
   LinearLauncher held = nullptr;
-  bool (*norm_is_held)(const LinearKernelArgs& args, int processors) = nullptr;
-  cudaError_t (*norm_held)(const LinearKernelArgs& args, const NormRowsArgs& norm,
-                           cudaStream_t stream) = nullptr;
 };
 LinearLaunchers linear_launchers_bf16();
 LinearLaunchers linear_launchers_nvfp4();

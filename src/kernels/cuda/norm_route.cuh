@@ -13,9 +13,8 @@
 namespace nibble::kernels::cuda {
 
 struct NormRouteLaunch {
-  const float* residual;
-  const float* delta;   // or null
-  float* residual_out;  // or null; may be residual
+  float* residual;
+  const float* delta;  // or null
   const float* norm_weight;
   float eps;
   uint8_t* normed;  // BF16
@@ -212,8 +211,8 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 ? 1 : 2)
 #pragma unroll
   for (int i = 0; i < kNormRouteQuads; ++i) {
     const int at = thread + i * threads;
-    if (thread >= threads || at >= quads || a.residual_out == nullptr) continue;
-    reinterpret_cast<float4*>(a.residual_out)[first_quad + at] = sum_row[i];
+    if (thread >= threads || at >= quads || a.delta == nullptr) continue;
+    reinterpret_cast<float4*>(a.residual)[first_quad + at] = sum_row[i];
   }
   if (warp != 0) return;
   choose_experts<false>(choice, logits, scratch, lane,

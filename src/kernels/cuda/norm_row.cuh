@@ -1,5 +1,5 @@
 // RMSNorm of one row by one CTA: the arithmetic and the order of summation, which depend on the
-// hidden size alone. Shared by the norm kernel and by the kernels that norm their own rows.
+// hidden size alone. Shared by the norm kernel and by the router that norms its own row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,23 +18,17 @@ NIBBLE_HD constexpr int norm_threads(int quads) {
   return threads < kMaxNormThreads ? threads : kMaxNormThreads;
 }
 
-/// Sum over a warp's lanes, by halving.
-__device__ __forceinline__ float lane_sum(float v) {
+/// Sum over the CTA's first `warps` warps in one order: lanes by halving, then warps by halving.
+__device__ __forceinline__ float block_sum(float v, int warps, float* shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
+  if (lane == 0) shared[warp] = v;
+  __syncthreads();
+  v = lane < warps ? shared[lane] : 0.0f;
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
   return v;
-}
-/// Sum of the lane sums of `warps` warps, by halving.
-__device__ __forceinline__ float warp_sum(const float* sums, int warps) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  return lane_sum(lane < warps ? sums[lane] : 0.0f);
-}
-/// Sum over the CTA's first `warps` warps in one order: lanes, then warps.
-__device__ __forceinline__ float block_sum(float v, int warps, float* shared) {
-  v = lane_sum(v);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
-  __syncthreads();
-  return warp_sum(shared, warps);
 }
 
 __device__ __forceinline__ float4 add4(const float4& a, const float4& b) {

@@ -434,7 +434,6 @@ Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
   NormRouteLaunch args = {};
   args.residual = norm.residual;
   args.delta = norm.delta;
-  args.residual_out = norm.sum_place();
   args.norm_weight = norm.weight;
   args.eps = norm.eps;
   args.normed = static_cast<uint8_t*>(norm.normed);

@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kMaxNormThreads) norm_kernel(const NormLaunch 
     x[i] = reinterpret_cast<const float4*>(a.residual + row * a.hidden)[at];
     if (a.delta != nullptr) {
       x[i] = add4(x[i], reinterpret_cast<const float4*>(a.delta + row * a.hidden)[at]);
-    }
-    if (a.residual_out != nullptr) {
-      reinterpret_cast<float4*>(a.residual_out + row * a.hidden)[at] = x[i];
+      if (a.residual_out != nullptr) {
+        reinterpret_cast<float4*>(a.residual_out + row * a.hidden)[at] = x[i];
+      }
     }
     sum = add_squares(sum, x[i]);
   }
@@ -143,7 +143,7 @@ Result<void> embed(const EmbedTable& table, const StepView& step, float* out, cu
 Result<void> add_rms_norm(const AddRmsNormArgs& args, cudaStream_t stream) {
   return launch_norm("add_rms_norm",
                      {.residual = args.residual,
-                      .residual_out = args.sum_place(),
+                      .residual_out = args.residual,
                       .delta = args.delta,
                       .rows = nullptr,
                       .hidden = args.hidden,

@@ -26,22 +26,16 @@ struct EmbedTable {
 Result<void> embed(const EmbedTable& table, const StepView& step, float* out, cudaStream_t stream);
 
 struct AddRmsNormArgs {
-  float* residual = nullptr;      // [rows, hidden]
+  float* residual = nullptr;      // [rows, hidden]; delta is added to it in place
   const float* delta = nullptr;   // [rows, hidden], or null
-  float* residual_out = nullptr;  // [rows, hidden]: residual + delta; null: in place
   int64_t rows = 0, hidden = 0;   // hidden: a multiple of 4
   const float* weight = nullptr;  // [hidden]
   float eps = 1e-5f;
   void* normed = nullptr;       // BF16 [rows, hidden]
   float* normed_f32 = nullptr;  // the same unrounded, or null
-
-  /// Where the sum has to be written; null: it is there already.
-  float* sum_place() const {
-    return residual_out != nullptr ? residual_out : delta != nullptr ? residual : nullptr;
-  }
 };
-/// sum = residual + delta; normed = sum * rsqrt(mean(sum^2) + eps) * weight. All pointers are
-/// 16-byte aligned; residual_out may be residual, other outputs overlap nothing.
+/// residual += delta; normed = residual * rsqrt(mean(residual^2) + eps) * weight. All pointers are
+/// 16-byte aligned.
 Result<void> add_rms_norm(const AddRmsNormArgs& args, cudaStream_t stream);
 
 struct GatherRmsNormArgs {
