@@ -95,9 +95,7 @@ class Glm4MoeCuda final : public Model {
   Result<void> queue(const KvCache& cache, int64_t context, bool draw, const StepTaps& taps);
   Result<void> queue_attention(const CudaLayer& layer, int64_t index, const KvCache& cache,
                                int64_t context);
-  /// `next`: the layer after it, or null.
-  Result<void> queue_feed_forward(const CudaLayer& layer, const cuda::AddRmsNormArgs& norm,
-                                  const CudaLayer* next);
+  Result<void> queue_feed_forward(const CudaLayer& layer, const cuda::AddRmsNormArgs& norm);
   Result<void> queue_head(bool draw);
   Result<void> tap(int64_t index, const StepTaps& taps);
   Result<void> tap_choice(int64_t index, const StepTaps& taps);
@@ -246,8 +244,7 @@ Result<void> Glm4MoeCuda::queue_attention(const CudaLayer& layer, int64_t index,
 }
 
 Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
-                                             const cuda::AddRmsNormArgs& norm,
-                                             const CudaLayer* next) {
+                                             const cuda::AddRmsNormArgs& norm) {
   cuda::MoeArgs dense;
   dense.x = b_.normed;
   dense.tokens = step_.rows();
@@ -258,14 +255,7 @@ Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
   }
   kernels::RouterParams params = glm4_moe_router(config_);
   params.correction_bias = layer.correction_bias;
-  // The next product's weights come to the L2 while routing leaves the memory idle.
-  std::span<const std::byte> later;
-  if (next != nullptr) {
-    const cuda::LinearWeight& w = next->qkv.front().weight;
-    later = {w.packed, static_cast<size_t>(cuda::linear_packed_bytes(w.format, w.out, w.cols))};
-  }
-  NIBBLE_TRY(cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_,
-                              cuda::NormRoutePath::kAuto, later));
+  NIBBLE_TRY(cuda::norm_route(norm, layer.router, params, b_.router, b_.ids, b_.weights, stream_));
   if (layer.has_mlp) {
     dense.y = b_.mlp;
     NIBBLE_TRY(cuda::moe_layer(mlp_shape(layer), {{&layer.mlp, 1}}, dense, b_.moe, stream_));
@@ -333,8 +323,7 @@ Result<void> Glm4MoeCuda::queue(const KvCache& cache, int64_t context, bool draw
     norm.delta = b_.delta;
     norm.weight = layer.post_norm;
     norm.normed_f32 = layer.routed ? b_.normed_f32 : nullptr;
-    const bool is_last = &layer == &weights_->layers.back();
-    NIBBLE_TRY(queue_feed_forward(layer, norm, is_last ? nullptr : &layer + 1));
+    NIBBLE_TRY(queue_feed_forward(layer, norm));
     if (layer.routed) NIBBLE_TRY(tap_choice(index, taps));
     ++index;
   }

@@ -56,12 +56,6 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   if (busy) {
     copy(0);
     copy(1);
-    // The next layer's step will want the same blocks of its own.
-    const int64_t next = (a.layer + 1) % a.cache.layers;
-    for (int block = rank; threadIdx.x == 0 && block < blocks; block += ctas) {
-      prefetch_bulk(a.cache.data + a.cache.head_offset(next, __ldcg(table + block), u.kv_head),
-                    2 * Tile::kPlane);
-    }
     newest_page = __ldcg(table + newest);
     load_row_constants(a, u.position, prepared);
   }

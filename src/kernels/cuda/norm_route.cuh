@@ -22,8 +22,6 @@ struct NormRouteLaunch {
   const float* bias;
   int32_t* ids;
   float* weights;
-  const uint8_t* later;  // or null: what a later kernel reads, for the L2
-  int64_t later_bytes;
   int rows, hidden;
   ChoiceParams choice;
 };
@@ -50,19 +48,6 @@ NIBBLE_HD constexpr int norm_route_floats(int hidden, int cta_experts, int exper
 }
 
 #if defined(NIBBLE_HAS_BULK_COPY)
-/// A warp's share of what a later kernel reads: nothing else asks the memory for much now.
-__device__ __forceinline__ void prefetch_later(const NormRouteLaunch& a, int warp, int lane) {
-  constexpr int64_t kPiece = 32768;
-  const int64_t warps = int64_t{gridDim.x} * kNormRouteWarps;
-  for (int64_t at = (int64_t{blockIdx.x} * kNormRouteWarps + warp) * kPiece; at < a.later_bytes;
-       at += warps * kPiece) {
-    const int64_t left = a.later_bytes - at;
-    if (lane == 0) {
-      prefetch_bulk(a.later + at, static_cast<uint32_t>(left < kPiece ? left / 16 * 16 : kPiece));
-    }
-  }
-}
-
 template <typename G>
 __device__ __forceinline__ void load_router_weights(
     const NormRouteLaunch& a, int first_expert, int base, int end, int lane,
@@ -128,7 +113,6 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 ? 1 : 2)
   RawWeights<G::kBf16> raw[kNormRouteAhead][G::kExperts];
   const int own_expert = tile * G::kExperts;
   load_router_weights<G>(a, rank * G::kCtaExperts + own_expert, begin, end, lane, raw);
-  prefetch_later(a, warp, lane);
   const int quads = a.hidden / 4, threads = norm_threads(quads);
 #pragma unroll
   for (int i = 0; i < kNormRouteQuads; ++i) {  // every thread reads only what it has put there

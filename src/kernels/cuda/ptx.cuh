@@ -128,13 +128,6 @@ __device__ __forceinline__ void shrink_registers() {
 /// A value that is equal in all lanes, told to the compiler: it may then live in uniform registers.
 __device__ __forceinline__ int uniform(int v) { return __shfl_sync(~0u, v, 0); }
 
-/// Asks for `bytes` (a multiple of 16) of global memory to come to the L2; nothing waits.
-__device__ __forceinline__ void prefetch_bulk(const void* src, uint32_t bytes) {
-#if defined(NIBBLE_HAS_BULK_COPY)
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
-#endif
-}
-
 /// Comes to barrier `id` of `threads` threads without waiting there.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -409,7 +409,7 @@ Result<void> route(const RouterWeight& weight, const RouterParams& params, const
 
 Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
                         const RouterParams& params, void* scratch, int32_t* ids, float* weights,
-                        cudaStream_t stream, NormRoutePath path, std::span<const std::byte> later) {
+                        cudaStream_t stream, NormRoutePath path) {
   if (norm.hidden != weight.hidden || norm.normed_f32 == nullptr) {
     return Error(Code::kInvalidArgument,
                  cat("norm_route: ", norm.hidden, " columns for a matrix of ", weight.hidden,
@@ -441,8 +441,6 @@ Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
   args.bias = weight.bias;
   args.ids = ids;
   args.weights = weights;
-  args.later = reinterpret_cast<const uint8_t*>(later.data());
-  args.later_bytes = static_cast<int64_t>(later.size());
   args.rows = static_cast<int>(norm.rows);
   args.hidden = static_cast<int>(norm.hidden);
   args.choice = choice_params(params);

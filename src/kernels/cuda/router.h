@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "base/result.h"
 #include "formats/block_format.h"
@@ -55,11 +54,9 @@ enum class NormRoutePath : uint8_t { kAuto, kTwoKernels, kFused };
 /// add_rms_norm(norm) and route() of its FP32 result, same bits. kFused: one kernel for up to 16
 /// rows of up to 4096 columns (from Hopper on), otherwise the two. norm.hidden is the matrix's.
 /// norm.normed_f32 is needed and holds anything afterwards. norm.weight, like the matrix and its
-/// biases, may be read before the stream's previous kernel has ended. `later`: device memory that a
-/// later kernel reads, 16-byte aligned; kFused brings it to the L2. Changes no result.
+/// biases, may be read before the stream's previous kernel has ended.
 Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
                         const RouterParams& params, void* scratch, int32_t* ids, float* weights,
-                        cudaStream_t stream, NormRoutePath path = NormRoutePath::kAuto,
-                        std::span<const std::byte> later = {});
+                        cudaStream_t stream, NormRoutePath path = NormRoutePath::kAuto);
 
 }  // namespace nibble::kernels::cuda
