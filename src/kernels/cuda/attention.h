@@ -93,11 +93,10 @@ Result<void> attention(const AttentionArgs& args, const KvCache& cache, const St
                        cudaStream_t stream);
 
 /// attention_prepare and attention of one step, same bits. With hint.max_sequence_rows 1 (decode)
-/// it is one kernel, which copies keys and values of earlier positions while the kernel before it
-/// still runs, so: the step's facts and the pages of earlier positions must have been complete
-/// before the kernel before that one started to run (any kernel that waits before it allows its
-/// successor is enough in between, such as add_rms_norm). args.q must be prepare.q; the one kernel
-/// leaves it untouched.
+/// it is one kernel, which copies keys and values of earlier positions while the kernels before it
+/// still run, so: the step's facts and the pages of earlier positions must have been complete
+/// before the first kernel of the step started (a copy in the stream, or its synchronisation, is
+/// between). args.q must be prepare.q; the one kernel leaves it untouched.
 Result<void> attention_step(const AttentionPrepareArgs& prepare, const AttentionArgs& args,
                             const KvCache& cache, const StepView& step, const AttentionHint& hint,
                             void* scratch, int64_t scratch_bytes, cudaStream_t stream);

@@ -35,13 +35,15 @@ __global__ void fill_kernel(uint64_t* data, int64_t words, Fill fill, uint64_t s
 
 /// Scale bytes near 1.0: E4M3 with a spread of 3.4 codes in a row and of some between rows; E8M0 of
 /// two neighbouring values a row and rare others.
-__global__ void fill_scales_kernel(uint8_t* data, int64_t rows, int64_t cols, bool e8m0,
+__global__ void fill_scales_kernel(uint8_t* data, int64_t rows, int64_t cols, bool e8m0, bool spiky,
                                    uint64_t seed) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * cols;
        i += int64_t{gridDim.x} * blockDim.x) {
     const uint64_t v = mix(seed + static_cast<uint64_t>(i));
     const uint64_t of_row = mix(seed ^ (0x1234567ull + static_cast<uint64_t>(i / cols) * 977));
-    if (e8m0) {
+    if (spiky && (v >> 44) % 12 == 0) {
+      data[i] = static_cast<uint8_t>(e8m0 ? 90 + (v >> 32) % 38 : 1 + (v >> 32) % 0x60);
+    } else if (e8m0) {
       int value = 125 + static_cast<int>(of_row % 2) + static_cast<int>(v & 1);
       if ((v >> 8) % 200 == 0) value -= 1 + static_cast<int>((v >> 32) % 4);
       data[i] = static_cast<uint8_t>(value);
@@ -64,7 +66,7 @@ int64_t plane_scale_bytes(FormatId f, int64_t rows, int64_t cols) {
 
 /// Random checkpoint planes of one projection: gate and up, or down alone.
 struct Planes {
-  Planes(FormatId f, Product product, const MoeShape& s, uint64_t seed)
+  Planes(FormatId f, Product product, const MoeShape& s, bool spiky, uint64_t seed)
       : down(product == Product::kDown),
         rows(down ? s.hidden : s.inter),
         cols(down ? s.inter : s.hidden),
@@ -83,7 +85,7 @@ struct Planes {
       const bool e8m0 = f == FormatId::kMxfp4 || f == FormatId::kMxfp8;
       for (int i = 0; i < matrices; ++i) {
         fill_scales_kernel<<<2048, 256>>>(scale_plane(i), s.experts * rows, cols / group_cols(f),
-                                          e8m0, mix(seed + 2 + static_cast<uint64_t>(i)));
+                                          e8m0, spiky, mix(seed + 2 + static_cast<uint64_t>(i)));
       }
     }
     must(cudaGetLastError(), "fill");
@@ -190,20 +192,24 @@ void fill_random(uint8_t* data, int64_t bytes, uint64_t seed) {
   must(cudaGetLastError(), "fill");
 }
 void fill_scales(uint8_t* data, int64_t rows, int64_t cols, bool e8m0, uint64_t seed) {
-  fill_scales_kernel<<<2048, 256>>>(data, rows, cols, e8m0, seed);
+  fill_scales_kernel<<<2048, 256>>>(data, rows, cols, e8m0, false, seed);
   must(cudaGetLastError(), "fill");
 }
 
-PackedProjection::PackedProjection(FormatId f, ScaleForm form, Product product, const MoeShape& s,
-                                   uint64_t seed)
+PackedProjection::PackedProjection(FormatId f, const LayerFormats& formats, Product product,
+                                   const MoeShape& s, uint64_t seed)
     : format(f),
-      tiles(s.experts * packed_bytes(f, product, s.hidden, s.inter, form)),
-      form_(form),
-      bases_(form == ScaleForm::kCsf ? s.experts * row_blocks(product, s.hidden, s.inter) * 64 : 0),
-      begins_(form == ScaleForm::kCsf ? (s.experts * tile_count(product, s.hidden, s.inter) + 1) * 4
+      tiles(s.experts * packed_bytes(f, product, s.hidden, s.inter, formats.scales)),
+      form_(formats.scales),
+      bases_(form_ == ScaleForm::kCsf ? s.experts * row_blocks(product, s.hidden, s.inter) * 64
                                       : 0),
-      exceptions_(form == ScaleForm::kCsf ? s.experts * s.hidden * s.inter / 64 + 1024 : 0) {
-  const Planes planes(f, product, s, seed);
+      begins_(form_ == ScaleForm::kCsf
+                  ? (s.experts * tile_count(product, s.hidden, s.inter) + 1) * 4
+                  : 0),
+      exceptions_(form_ == ScaleForm::kCsf
+                      ? s.experts * s.hidden * s.inter / (formats.spiky ? 8 : 64) + 1024
+                      : 0) {
+  const Planes planes(f, product, s, formats.spiky, seed);
   DeviceBuffer flags(4);
   must(cudaMemset(flags.data(), 0, 4), "flags");
   const PackArgs pack{f,
@@ -214,12 +220,12 @@ PackedProjection::PackedProjection(FormatId f, ScaleForm form, Product product, 
                       planes.row_planes(0),
                       planes.row_planes(1),
                       tiles.as<uint8_t>(),
-                      form};
+                      form_};
   must(launch_pack(pack, flags.as<int>(), nullptr), "pack");
   int found = 0;
   must(cudaMemcpy(&found, flags.data(), 4, cudaMemcpyDeviceToHost), "flags");
   if (found != 0) must(cudaErrorInvalidValue, "random weights with pack flags");
-  if (form != ScaleForm::kCsf) return;
+  if (form_ != ScaleForm::kCsf) return;
   const CsfStack stack{csf_kind_of(f), s.experts, planes.rows, planes.cols / group_cols(f)};
   CsfIndexArgs index{f,
                      product,
@@ -276,8 +282,8 @@ int64_t PackedProjection::bytes() const {
 LayerWeights::LayerWeights(const MoeShape& s, const LayerFormats& f, uint64_t seed)
     : shape(s),
       formats(f),
-      gate_up(f.gate_up, f.scales, Product::kGateUp, s, mix(seed)),
-      down(f.down, f.scales, Product::kDown, s, mix(seed + 1)),
+      gate_up(f.gate_up, f, Product::kGateUp, s, mix(seed)),
+      down(f.down, f, Product::kDown, s, mix(seed + 1)),
       factors(3 * s.experts * 4),
       biases(s.experts * (2 * s.inter + s.hidden) * 4),
       host_factors(static_cast<size_t>(3 * s.experts)),

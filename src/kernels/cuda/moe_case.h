@@ -23,6 +23,7 @@ using test::must;
 struct LayerFormats {
   FormatId gate_up = FormatId::kNvfp4, down = FormatId::kNvfp4;
   ScaleForm scales = ScaleForm::kPlain;
+  bool spiky = false;  // one scale in twelve is anything: compressed tiles run out of room
 };
 
 /// One projection of all experts on the device, packed from random checkpoint planes: any codes;
@@ -30,8 +31,8 @@ struct LayerFormats {
 /// those of `seed`, whatever the form of the scales.
 class PackedProjection {
  public:
-  PackedProjection(FormatId format, ScaleForm form, Product product, const MoeShape& shape,
-                   uint64_t seed);
+  PackedProjection(FormatId format, const LayerFormats& formats, Product product,
+                   const MoeShape& shape, uint64_t seed);
   ExpertMatrices view() const;
   /// Bytes that a kernel reads, over all experts.
   int64_t bytes() const;

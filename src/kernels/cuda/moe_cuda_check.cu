@@ -124,8 +124,9 @@ void check_layer(Checks& checks, const MoeShape& s, const LayerFormats& f,
   const bool csf = has_csf(f.gate_up) && has_csf(f.down);
   std::unique_ptr<LayerWeights> csf_layer;
   if (csf) {
-    csf_layer =
-        std::make_unique<LayerWeights>(s, LayerFormats{f.gate_up, f.down, ScaleForm::kCsf}, 5);
+    LayerFormats compressed = f;
+    compressed.scales = ScaleForm::kCsf;
+    csf_layer = std::make_unique<LayerWeights>(s, compressed, 5);
   }
   Runner runner(s, std::max(token_counts.back(), token_counts.front()));
   const std::string name = name_of(s, f);
@@ -236,6 +237,11 @@ void check_format(Checks& checks, std::string_view format) {
     for (const char* shape : {"16,256,128,4", "8,320,96,3", "5,2880,2880,4"}) {
       if (!small || shape[0] != '5') check_packing(checks, shape_of(shape), f.gate_up);
     }
+  }
+  if (has_csf(f.gate_up)) {
+    LayerFormats spiky = f;
+    spiky.spiky = true;
+    check_layer(checks, shape_of("8,320,192,3"), spiky, {1, 2, 9, 33});
   }
   if (small) {
     check_layer(checks, shape_of("8,320,96,3"), f, {1, 9});
