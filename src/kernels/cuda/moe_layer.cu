@@ -136,6 +136,14 @@ int64_t slice_tokens(const MoeShape& shape, std::span<const MoeWeights> groups,
   return tokens;
 }
 
+/// Where the launch for few slots is the faster one: measured, docs/results. Up to two tokens it
+/// was so for all shapes; then for those with small experts, where latency matters longer.
+bool few_pays(const MoeShape& shape, int64_t tokens, const MoeDevice& device) {
+  constexpr int64_t kSmallInter = 1024;
+  return device.major < kBulkCopyMajor || shape.inter <= kSmallInter ||
+         std::min(tokens * shape.top_k, shape.experts) <= 2 * shape.top_k;
+}
+
 /// For more tokens than one launch for few slots takes.
 Result<Geometry> choose(const MoeShape& shape, std::span<const MoeWeights> groups, int64_t tokens,
                         const MoeDevice& device) {
@@ -307,7 +315,8 @@ Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const Mo
   const MoeWorkspace work = carve_workspace(shape, args.tokens, static_cast<std::byte*>(workspace));
   if (geometry == Geometry::kAuto || geometry == Geometry::kFew) {
     const FewChoice few = choose_few(shape, weights.groups, args.tokens, device);
-    if (few.kernel.kernel != nullptr) {
+    if (few.kernel.kernel != nullptr &&
+        (geometry == Geometry::kFew || few_pays(shape, args.tokens, device))) {
       return launch_few(few, few_args(shape, weights.groups[0], args, work), device, stream);
     }
     if (geometry == Geometry::kFew) {
