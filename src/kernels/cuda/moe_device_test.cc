@@ -1,0 +1,88 @@
+// Which GPUs can run which experts: host arithmetic over what the kernels ask for. Needs no GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/moe_layer.h"
+
+namespace nibble::kernels::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr MoeDevice kH200{9, 132, 227 * 1024}, kRtx5090{12, 170, 99 * 1024},
+    kRtx4090{8, 128, 99 * 1024}, kA100{8, 108, 163 * 1024};
+constexpr FormatId kFormats[] = {FormatId::kNvfp4,    FormatId::kMxfp4, FormatId::kMxfp8,
+                                 FormatId::kFp8Block, FormatId::kNf3,   FormatId::kBf16};
+
+MoeShape shape(int64_t hidden, int64_t inter, int64_t top_k) {
+  MoeShape s;
+  s.experts = 128;
+  s.hidden = hidden;
+  s.inter = inter;
+  s.top_k = top_k;
+  return s;
+}
+MoeWeights weights(FormatId gate_up, FormatId down, ScaleForm form = ScaleForm::kPlain) {
+  MoeWeights w;
+  w.gate_up.format = gate_up;
+  w.down.format = down;
+  w.gate_up.scale_form = w.down.scale_form = form;
+  return w;
+}
+
+TEST(MoeDevice, EveryFormatAndMixRunsWhereThereAreBulkCopies) {
+  for (const MoeDevice& device : {kH200, kRtx5090}) {
+    for (const FormatId up : kFormats) {
+      for (const FormatId down : kFormats) {
+        const std::vector<MoeWeights> groups = {weights(up, down), weights(down, up)};
+        const Result<void> runs = moe_runs_on(device, shape(4096, 2048, 8), groups);
+        EXPECT_TRUE(runs) << device.major << ": " << runs.error().message();
+      }
+      if (!has_csf(up)) continue;
+      const MoeWeights csf[] = {weights(up, up, ScaleForm::kCsf)};
+      EXPECT_TRUE(moe_runs_on(device, shape(4096, 2048, 8), csf));
+    }
+  }
+}
+
+TEST(MoeDevice, WithoutBulkCopiesOneGroupPackedAlikeThatFits) {
+  for (const MoeDevice& device : {kRtx4090, kA100}) {
+    for (const FormatId f : kFormats) {
+      const MoeWeights one[] = {weights(f, f)};
+      const bool fits = f != FormatId::kBf16 || device.shared_bytes == kA100.shared_bytes;
+      EXPECT_EQ(static_cast<bool>(moe_runs_on(device, shape(2048, 768, 8), one)), fits)
+          << device.shared_bytes << " " << static_cast<int>(f);
+    }
+    const MoeWeights mixed[] = {weights(FormatId::kNvfp4, FormatId::kMxfp8)};
+    const MoeWeights two[] = {weights(FormatId::kNvfp4, FormatId::kNvfp4),
+                              weights(FormatId::kNf3, FormatId::kNf3)};
+    for (const std::span<const MoeWeights> groups :
+         {std::span<const MoeWeights>(mixed), std::span<const MoeWeights>(two)}) {
+      const Result<void> runs = moe_runs_on(device, shape(2048, 768, 8), groups);
+      ASSERT_FALSE(runs);
+      EXPECT_EQ(runs.error().code(), Code::kUnsupported);
+      EXPECT_THAT(runs.error().message(), HasSubstr("compute capability 8.x"));
+    }
+  }
+}
+
+TEST(MoeDevice, ATokenThatDoesNotFitIsRefused) {
+  const MoeWeights one[] = {weights(FormatId::kNvfp4, FormatId::kNvfp4)};
+  EXPECT_TRUE(moe_runs_on(kRtx4090, shape(4096, 2048, 8), one));
+  const Result<void> runs = moe_runs_on(kRtx4090, shape(6144, 16384, 8), one);
+  ASSERT_FALSE(runs);
+  EXPECT_THAT(runs.error().message(), HasSubstr("intermediate 16384"));
+}
+
+TEST(MoeDevice, AFormatWithoutAKernelIsNamed) {
+  const MoeWeights one[] = {weights(FormatId::kF16, FormatId::kNvfp4)};
+  const Result<void> runs = moe_runs_on(kH200, shape(2048, 768, 8), one);
+  ASSERT_FALSE(runs);
+  EXPECT_THAT(runs.error().message(), HasSubstr("f16"));
+}
+
+}  // namespace
+}  // namespace nibble::kernels::cuda
