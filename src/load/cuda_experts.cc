@@ -31,14 +31,7 @@ namespace {
 int64_t round16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 // Scratch buffers of CudaBuilder; those of the second source (up) follow those of the first.
-enum Scratch {
-  kLinearScales,
-  kScales,
-  kFixed = 3,
-  kExceptions = 5,
-  kRowBegin = 7,
-  kEncode = 9
-};
+enum Scratch { kLinearScales, kScales, kFixed = 3, kExceptions = 5, kRowBegin = 7, kEncode = 9 };
 
 }  // namespace
 
