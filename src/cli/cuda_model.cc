@@ -27,7 +27,7 @@ MoeWeights formats_of(const recipe::Recipe& recipe, int32_t layer, Role gate, Ro
 Result<void> check_experts(const recipe::Recipe& recipe, const plan::CudaPlan& plan,
                            const device::CudaDevice& device) {
   const recipe::ModelConfig& config = recipe.config();
-  const kernels::cuda::MoeDevice gpu{device.major, device.processors, device.block_shared_bytes};
+  const kernels::cuda::Gpu gpu{device.major, device.processors, device.block_shared_bytes};
   for (int32_t layer = 0; layer < config.layers; ++layer) {
     const auto check = [&](int64_t experts, int64_t inter, int64_t top_k,
                            const std::vector<MoeWeights>& groups) -> Result<void> {

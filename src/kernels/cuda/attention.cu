@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_kernels.h"
+#include "kernels/cuda/gpu.h"
 
 namespace nibble::kernels::cuda {
 namespace {
@@ -132,15 +133,7 @@ Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareA
     return Error(Code::kUnsupported, cat("attention with heads of ", cache.head_dim,
                                          " dims: 16, 32, 64, 96, 128, 192 and 256 have kernels"));
   }
-  int device = 0, processors = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error != cudaSuccess) return Error(Code::kInternal, cudaGetErrorString(error));
+  NIBBLE_TRY(const Gpu gpu, current_gpu());
 
   AttentionLaunch launch;
   launch.q = static_cast<const uint16_t*>(args.q);
@@ -154,18 +147,17 @@ Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareA
   if (fused != nullptr) launch.prepare = *fused;
   launch.parts = static_cast<int>(ceil_div(launch.group, kRowHeads));
   launch.tile_rows = kTileQueries / launch.group;
-  // Architectures with clusters of 16 CTAs and 227 KiB of shared memory each.
-  const bool has_clusters = major == 9 || major == 10;
   const int64_t clusters = step.rows * cache.kv_heads * launch.parts;
-  if (fused != nullptr && kernels.clusters != nullptr && has_clusters &&
-      plan_clusters(launch, hint, clusters, processors)) {
-    error = kernels.clusters(launch, static_cast<int>(clusters * launch.ctas), stream);
+  if (fused != nullptr && kernels.clusters != nullptr && gpu.has_large_shared() &&
+      plan_clusters(launch, hint, clusters, gpu.processors)) {
+    const cudaError_t error =
+        kernels.clusters(launch, static_cast<int>(clusters * launch.ctas), stream);
     if (error != cudaSuccess) {
       return Error(Code::kInternal, cat("attention: ", cudaGetErrorString(error)));
     }
     return {};
   }
-  if (!plan_rows(launch, hint, scratch_bytes - kCounterBytes, processors)) {
+  if (!plan_rows(launch, hint, scratch_bytes - kCounterBytes, gpu.processors)) {
     return Error(Code::kInvalidArgument,
                  cat("attention: ", step.rows, " rows of context ", hint.max_context,
                      " cannot be split with ", scratch_bytes, " bytes of scratch"));
@@ -184,9 +176,9 @@ Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareA
     const int64_t units =
         int64_t{std::max(launch.splits, 1)} * launch.row_units * cache.kv_heads * launch.parts;
     const auto rows = fused == nullptr ? kernels.rows : kernels.fused;
-    error =
-        rows(launch, static_cast<int>(std::min<int64_t>(units, kUnitsPerProcessor * processors)),
-             stream);
+    const cudaError_t error = rows(
+        launch, static_cast<int>(std::min<int64_t>(units, kUnitsPerProcessor * gpu.processors)),
+        stream);
     if (error != cudaSuccess) {
       return Error(Code::kInternal, cat("attention: ", cudaGetErrorString(error)));
     }
@@ -194,7 +186,8 @@ Result<void> launch_attention(const AttentionArgs& args, const AttentionPrepareA
   if (tiles_only || (automatic && hint.max_sequence_rows > launch.few_rows)) {
     if (tiles_only) launch.few_rows = 0;
     const int64_t tiles = step.rows / launch.tile_rows + step.sequences;
-    error = kernels.tiles(launch, static_cast<int>(tiles * cache.kv_heads), stream);
+    const cudaError_t error =
+        kernels.tiles(launch, static_cast<int>(tiles * cache.kv_heads), stream);
     if (error != cudaSuccess) {
       return Error(Code::kInternal, cat("attention: ", cudaGetErrorString(error)));
     }

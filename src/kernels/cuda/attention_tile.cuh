@@ -62,15 +62,7 @@ __device__ __forceinline__ void load_shared_matrices(uint32_t (&r)[4], uint32_t 
   }
 }
 
-/// Copies 16 bytes to shared memory, or zeros if not `valid`.
-__device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-               "r"(valid ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void copy_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+/// Waits for all of the thread's asynchronous copies.
 __device__ __forceinline__ void copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 /// K and V of one block, by all threads of the CTA. Positions after `last` (0..63) become zeros: a
@@ -82,10 +74,10 @@ __device__ __forceinline__ void copy_block(uint32_t dst, const std::byte* src, i
 #pragma unroll
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kPlane / 16; i += kAttentionThreads) {
       const int at = plane * Tile::kPlane + i * 16;
-      copy_async(dst + static_cast<uint32_t>(at), src + at, i / Tile::kUnits <= last);
+      copy_unit_async(dst + static_cast<uint32_t>(at), src + at, i / Tile::kUnits <= last ? 16 : 0);
     }
   }
-  copy_commit();
+  commit_copies();
 }
 
 /// Two bytes of E4M3 at bits 15..8 and 31..24, as BF16.

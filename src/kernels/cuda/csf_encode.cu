@@ -185,11 +185,7 @@ __device__ uint32_t pack_row(const uint8_t* row, int cols, uint32_t base, uint8_
 /// Brings `count` rows from `planes` to shared memory, by a whole warp.
 __device__ __forceinline__ void stage_rows(const uint8_t* planes, int count, int cols, int pitch,
                                            uint8_t* rows, int lane) {
-  auto copy = [&](int to, int from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(rows + to)),
-                 "l"(planes + from)
-                 : "memory");
-  };
+  auto copy = [&](int to, int from) { copy_unit_async(smem_address(rows + to), planes + from); };
   if (pitch == cols) {
     for (int i = 16 * lane; i < count * cols; i += 16 * 32) copy(i, i);
   } else {

@@ -121,22 +121,37 @@ __device__ __forceinline__ void scale_rows(uint32_t (&a)[4], uint32_t low, uint3
 template <FormatId format>
 struct TileParts;
 
-template <FormatId format>
-struct E2m1Fragment {
-  uint4 words;
-  uint32_t low_scale, high_scale;
+/// The two scales of formats that multiply every weight with one.
+struct RowPairScales {
+  uint32_t low_scale, high_scale;  // a BF16 twice
 
-  __device__ __forceinline__ void load_codes(const uint8_t* codes, int warp, int lane) {
-    words = reinterpret_cast<const uint4*>(codes)[warp * 32 + lane];
-  }
-  static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
-    return format == FormatId::kNvfp4 ? expand_e4m3_scales(two_bytes)
-                                      : expand_e8m0_scales<kE8m0UnitMxfp4>(two_bytes);
-  }
   /// BF16 of the low and the high row.
   __device__ __forceinline__ void set_scales(uint32_t pair) {
     low_scale = __byte_perm(pair, 0, 0x1010);
     high_scale = __byte_perm(pair, 0, 0x3232);
+  }
+  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
+    scale_rows(a, low_scale, high_scale);
+  }
+};
+
+/// E2M1 codes.
+struct E2m1Words {
+  uint4 words;
+
+  __device__ __forceinline__ void load_codes(const uint8_t* codes, int warp, int lane) {
+    words = reinterpret_cast<const uint4*>(codes)[warp * 32 + lane];
+  }
+  template <int j>
+  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
+    expand_e2m1(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w, a);
+  }
+};
+template <FormatId format>
+struct E2m1Fragment : E2m1Words, RowPairScales {
+  static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
+    return format == FormatId::kNvfp4 ? expand_e4m3_scales(two_bytes)
+                                      : expand_e8m0_scales<kE8m0UnitMxfp4>(two_bytes);
   }
   __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
                                        int lane) {
@@ -146,13 +161,6 @@ struct E2m1Fragment {
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load(tile, tile + tile_code_bytes(format), warp, lane);
   }
-  template <int j>
-  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
-    expand_e2m1(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w, a);
-  }
-  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
-    scale_rows(a, low_scale, high_scale);
-  }
 };
 template <>
 struct TileParts<FormatId::kNvfp4> : E2m1Fragment<FormatId::kNvfp4> {};
@@ -160,64 +168,47 @@ template <>
 struct TileParts<FormatId::kMxfp4> : E2m1Fragment<FormatId::kMxfp4> {};
 
 /// E4M3 codes: a word holds registers 2i (upper bytes of its halves) and 2i + 1 (lower bytes).
-template <>
-struct TileParts<FormatId::kMxfp8> {
+struct E4m3Words {
   uint4 words[2];
-  uint32_t low_scale, high_scale;
 
   __device__ __forceinline__ void load_codes(const uint8_t* codes, int warp, int lane) {
     words[0] = reinterpret_cast<const uint4*>(codes)[warp * 64 + lane];
     words[1] = reinterpret_cast<const uint4*>(codes)[warp * 64 + 32 + lane];
   }
-  __device__ __forceinline__ void set_scales(uint32_t pair) {
-    low_scale = __byte_perm(pair, 0, 0x1010);
-    high_scale = __byte_perm(pair, 0, 0x3232);
+  template <int j>
+  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
+    const uint4 w = words[j / 2];
+    const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
+    a[0] = e4m3_upper(w0);
+    a[1] = e4m3_lower(w0);
+    a[2] = e4m3_upper(w1);
+    a[3] = e4m3_lower(w1);
+  }
+};
+template <>
+struct TileParts<FormatId::kMxfp8> : E4m3Words, RowPairScales {
+  static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
+    return expand_e8m0_scales<kE8m0UnitMxfp8>(two_bytes);
   }
   __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
                                        int lane) {
     load_codes(codes, warp, lane);
     set_scales(expand_scales(two_scales<FormatId::kMxfp8>(scale_bytes, warp, lane)));
   }
-  static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
-    return expand_e8m0_scales<kE8m0UnitMxfp8>(two_bytes);
-  }
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load(tile, tile + tile_code_bytes(FormatId::kMxfp8), warp, lane);
-  }
-  template <int j>
-  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
-    const uint4 w = words[j / 2];
-    const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
-    a[0] = e4m3_upper(w0);
-    a[1] = e4m3_lower(w0);
-    a[2] = e4m3_upper(w1);
-    a[3] = e4m3_lower(w1);
-  }
-  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
-    scale_rows(a, low_scale, high_scale);
   }
 };
 
 /// Block FP8: codes exact in the registers; the FP32 scales multiply the sum over the chunk.
 template <>
-struct TileParts<FormatId::kFp8Block> {
-  uint4 words[2];
+struct TileParts<FormatId::kFp8Block> : E4m3Words {
   float2 scales;  // of low and high rows
 
   __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* two_scales, int warp,
                                        int lane) {
-    words[0] = reinterpret_cast<const uint4*>(codes)[warp * 64 + lane];
-    words[1] = reinterpret_cast<const uint4*>(codes)[warp * 64 + 32 + lane];
+    load_codes(codes, warp, lane);
     scales = *reinterpret_cast<const float2*>(two_scales);
-  }
-  template <int j>
-  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
-    const uint4 w = words[j / 2];
-    const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
-    a[0] = e4m3_upper(w0);
-    a[1] = e4m3_lower(w0);
-    a[2] = e4m3_upper(w1);
-    a[3] = e4m3_lower(w1);
   }
   __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
     scale_rows(a, kTwoTo120, kTwoTo120);
@@ -227,11 +218,8 @@ struct TileParts<FormatId::kFp8Block> {
 /// NF3: word j holds the eight codes of step j < 3 in the lower three bits of its nibbles (register
 /// order); step 3 has bit 3 of all nibbles, word i holding bit i of each code. Level times scale is
 /// rounded to BF16 once.
-template <>
-struct TileParts<FormatId::kNf3> {
+struct Nf3Words {
   uint32_t words[3];
-  uint32_t low_scale, high_scale;
-  LevelTable table;  // set by the caller
 
   /// `third`: the plane of the third words; in a tile, 1024 bytes behind the first.
   __device__ __forceinline__ void load_codes(const uint8_t* first_two, const uint8_t* third,
@@ -241,12 +229,13 @@ struct TileParts<FormatId::kNf3> {
     words[1] = two.y;
     words[2] = reinterpret_cast<const uint32_t*>(third)[warp * 32 + lane];
   }
+};
+template <>
+struct TileParts<FormatId::kNf3> : Nf3Words, RowPairScales {
+  LevelTable table;  // set by the caller
+
   static __device__ __forceinline__ uint32_t expand_scales(uint32_t two_bytes) {
     return mul_bf16x2(e4m3_lower(__byte_perm(two_bytes, 0, 0x4140)), kTwoTo120);
-  }
-  __device__ __forceinline__ void set_scales(uint32_t pair) {
-    low_scale = __byte_perm(pair, 0, 0x1010);
-    high_scale = __byte_perm(pair, 0, 0x3232);
   }
   __device__ __forceinline__ void load(const uint8_t* codes, const uint8_t* scale_bytes, int warp,
                                        int lane) {
@@ -264,9 +253,6 @@ struct TileParts<FormatId::kNf3> {
     }
     expand_levels(table, w, a[0], a[1]);
     expand_levels(table, w >> 16, a[2], a[3]);
-  }
-  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
-    scale_rows(a, low_scale, high_scale);
   }
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_kernels.h"
 
@@ -88,13 +89,7 @@ Result<void> linear(const LinearWeight& weight, const LinearArgs& args, void* sc
   }
   const int64_t x_stride = args.x_stride == 0 ? weight.cols : args.x_stride;
   NIBBLE_TRY(check(weight, args, x_stride));
-  int device = 0, processors = 0, major = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e != cudaSuccess) return cuda_error("device", e);
-  e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (e != cudaSuccess) return cuda_error("device", e);
-  e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (e != cudaSuccess) return cuda_error("device", e);
+  NIBBLE_TRY(const Gpu gpu, current_gpu());
 
   LinearKernelArgs k = {};
   k.packed = reinterpret_cast<const uint8_t*>(weight.packed);
@@ -122,18 +117,18 @@ Result<void> linear(const LinearWeight& weight, const LinearArgs& args, void* sc
                                               : LinearPath::kManyRows;
   }
   if (path == LinearPath::kHeld &&
-      (args.rows > kHeldRows || (major != 9 && major != 10) || launchers.held == nullptr ||
-       !launchers.is_held(k, processors))) {
+      (args.rows > kHeldRows || !gpu.has_large_shared() || launchers.held == nullptr ||
+       !launchers.is_held(k, gpu.processors))) {
     path = LinearPath::kFewRows;
   }
-  if (path == LinearPath::kManyRows && major != 9) path = LinearPath::kFewRows;  // wgmma
+  if (path == LinearPath::kManyRows && !gpu.has_wgmma()) path = LinearPath::kFewRows;
   if (path == LinearPath::kManyRows && scratch == nullptr) {
     return Error(Code::kInvalidArgument, "linear layer: many rows need scratch");
   }
   const LinearLauncher launch = path == LinearPath::kManyRows ? launchers.many
                                 : path == LinearPath::kHeld   ? launchers.held
                                                               : launchers.few;
-  e = launch(k, processors, stream);
+  const cudaError_t e = launch(k, gpu.processors, stream);
   if (e != cudaSuccess) return cuda_error("linear kernel", e);
   return {};
 }

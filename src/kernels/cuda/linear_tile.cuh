@@ -13,10 +13,8 @@ template <FormatId format>
 struct LinearFragment : TileFragment<format> {};
 struct PlainFp8Fragment : TileFragment<FormatId::kMxfp8> {
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
-    const auto* codes = reinterpret_cast<const uint4*>(tile);
-    words[0] = codes[warp * 64 + lane];
-    words[1] = codes[warp * 64 + 32 + lane];
-    low_scale = high_scale = 0x7B807B80u;  // 2^120: the codes in BF16's fields mean v * 2^-120
+    load_codes(tile, warp, lane);
+    low_scale = high_scale = kTwoTo120;  // the codes in BF16's fields mean v * 2^-120
   }
 };
 template <>
@@ -74,7 +72,7 @@ struct RawTile {
       f.low_scale = __byte_perm(both, 0, 0x1010);
       f.high_scale = __byte_perm(both, 0, 0x3232);
     } else if constexpr (kWords == 2) {
-      f.low_scale = f.high_scale = 0x7B807B80u;
+      f.low_scale = f.high_scale = kTwoTo120;
     }
     return f;
   }

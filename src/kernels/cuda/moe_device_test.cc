@@ -12,8 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr MoeDevice kH200{9, 132, 227 * 1024}, kRtx5090{12, 170, 99 * 1024},
-    kRtx4090{8, 128, 99 * 1024}, kA100{8, 108, 163 * 1024};
+constexpr Gpu kH200{9, 132, 227 * 1024}, kRtx5090{12, 170, 99 * 1024}, kRtx4090{8, 128, 99 * 1024},
+    kA100{8, 108, 163 * 1024};
 constexpr FormatId kFormats[] = {FormatId::kNvfp4,    FormatId::kMxfp4, FormatId::kMxfp8,
                                  FormatId::kFp8Block, FormatId::kNf3,   FormatId::kBf16};
 
@@ -34,7 +34,7 @@ MoeWeights weights(FormatId gate_up, FormatId down, ScaleForm form = ScaleForm::
 }
 
 TEST(MoeDevice, EveryFormatAndMixRunsWhereThereAreBulkCopies) {
-  for (const MoeDevice& device : {kH200, kRtx5090}) {
+  for (const Gpu& device : {kH200, kRtx5090}) {
     for (const FormatId up : kFormats) {
       for (const FormatId down : kFormats) {
         const std::vector<MoeWeights> groups = {weights(up, down), weights(down, up)};
@@ -49,7 +49,7 @@ TEST(MoeDevice, EveryFormatAndMixRunsWhereThereAreBulkCopies) {
 }
 
 TEST(MoeDevice, WithoutBulkCopiesOneGroupPackedAlikeThatFits) {
-  for (const MoeDevice& device : {kRtx4090, kA100}) {
+  for (const Gpu& device : {kRtx4090, kA100}) {
     for (const FormatId f : kFormats) {
       const MoeWeights one[] = {weights(f, f)};
       const bool fits = f != FormatId::kBf16 || device.shared_bytes == kA100.shared_bytes;

@@ -55,8 +55,7 @@ struct FewPiece {
     }
   }
   static __device__ __forceinline__ int scale_offset(int quarter, int unit) {
-    const int chunk = unit / (kScaleUnits + (kScaleUnits == 0)),
-              u = unit % (kScaleUnits + (kScaleUnits == 0));
+    const int chunk = unit / kScaleUnits, u = unit % kScaleUnits;
     const int tile = chunk * kTileBytes + kCodes;
     return tile + (kRescale ? u : quarter * kScaleUnits + u) * 16;
   }
@@ -193,9 +192,11 @@ struct FewStream {
         copy_unit_async(to + static_cast<uint32_t>(16 * unit),
                         source + P::code_offset(quarter, unit), policy);
       }
-      if (P::kScaleUnits > 0 && lane < P::kStageChunks * P::kScaleUnits) {
-        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane),
-                        source + P::scale_offset(quarter, lane), policy);
+      if constexpr (P::kScaleUnits > 0) {
+        if (lane < P::kStageChunks * P::kScaleUnits) {
+          copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane),
+                          source + P::scale_offset(quarter, lane), policy);
+        }
       }
     } else if (left > 0) {
 #pragma unroll 1
@@ -204,10 +205,12 @@ struct FewStream {
         copy_unit_async(to + static_cast<uint32_t>(16 * unit),
                         source + (inside ? P::code_offset(quarter, unit) : 0), inside ? 16 : 0);
       }
-      if (P::kScaleUnits > 0 && lane < P::kStageChunks * P::kScaleUnits) {
-        const bool inside = lane < left * P::kScaleUnits;
-        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane),
-                        source + (inside ? P::scale_offset(quarter, lane) : 0), inside ? 16 : 0);
+      if constexpr (P::kScaleUnits > 0) {
+        if (lane < P::kStageChunks * P::kScaleUnits) {
+          const bool inside = lane < left * P::kScaleUnits;
+          copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane),
+                          source + (inside ? P::scale_offset(quarter, lane) : 0), inside ? 16 : 0);
+        }
       }
     }
     source += P::kStageChunks * P::kTileBytes;
@@ -228,8 +231,7 @@ __device__ __forceinline__ uint32_t irregular_scales(uint32_t codes, uint32_t tu
     room = 0;
 #pragma unroll
     for (int w = 0; w < csf_code_words(format); ++w) {
-      const uint32_t word = __shfl_sync(~0u, codes, w * (32 / csf_code_words(format)));
-      room |= ((word & 7) | (word >> 13 & 56)) << 6 * w;
+      room |= Halves::room_part(__shfl_sync(~0u, codes, w * (32 / csf_code_words(format))), w);
     }
   }
   return Halves::irregular(codes, turn, base, room, lane, [&](uint32_t& halves) {

@@ -8,6 +8,18 @@ namespace nibble::kernels::cuda {
 
 constexpr int kFewThreads = 512, kFewWarps = kFewThreads / 32;
 
+/// Limits of Geometry::kFew, which has no route kernel and sums by itself.
+constexpr int kFewSlots = 32;  // tokens * top_k: one a lane
+constexpr int kFewTokens = 8;  // tokens, so that an expert has one token tile
+
+/// Geometry::kFew: the slots of each expert, in order, and what their sums are multiplied with.
+struct FewTiles {
+  int rows[kFewSlots];
+  float gate_factor[kFewSlots], up_factor[kFewSlots], down_factor[kFewSlots];
+  float router[kFewSlots];  // by slot
+  uint8_t slots[kFewSlots][kFewTokens];
+};
+
 struct FewArgs {
   MoeShape shape;
   MoeWeights weights;
@@ -21,18 +33,19 @@ struct FewArgs {
   int tokens, slots;
 };
 
-/// A launchable instance; kernel == nullptr: there is none.
+/// A launchable instance; kernel == nullptr: none was found.
 struct FewKernel {
   void (*kernel)(FewArgs) = nullptr;
   int64_t ring_bytes = 0;  // of shared memory, all warps' weights on their way
 };
-/// `deep`: twice the weights on their way, where shared memory has room for them.
+/// `form`: kCsf where the format has it. `deep`: twice the weights on their way, where shared
+/// memory has room for them.
 FewKernel few_kernel_nvfp4(ScaleForm form, bool deep);
 FewKernel few_kernel_mxfp4(ScaleForm form, bool deep);
 FewKernel few_kernel_mxfp8(ScaleForm form, bool deep);
-FewKernel few_kernel_bf16(bool deep);
-FewKernel few_kernel_fp8_block(bool deep);
-FewKernel few_kernel_nf3(bool deep);
+FewKernel few_kernel_bf16(ScaleForm form, bool deep);
+FewKernel few_kernel_fp8_block(ScaleForm form, bool deep);
+FewKernel few_kernel_nf3(ScaleForm form, bool deep);
 
 /// One row of activations in shared memory: whole stages of chunks, zeros behind the last column,
 /// and 16 bytes so that eight rows' units of 32 bytes meet no bank twice.

@@ -10,8 +10,6 @@
 namespace nibble::kernels::cuda {
 namespace {
 
-constexpr int kBulkCopyMajor = 9, kWgmmaMajor = 9;  // compute capability
-
 // Above this mean number of rows an expert, the wide geometry. Measured: docs/results.
 constexpr double kWideRows = 10.0;
 
@@ -21,19 +19,34 @@ Error cuda_error(const char* what, cudaError_t error) {
   return Error(Code::kInternal, cat(what, ": ", cudaGetErrorString(error)));
 }
 
-Result<StreamKernel> find_kernel(const ExpertMatrices& m, Geometry geometry) {
-  switch (m.format) {
-    case FormatId::kNvfp4: return stream_kernel_nvfp4(m.scale_form, geometry);
-    case FormatId::kMxfp4: return stream_kernel_mxfp4(m.scale_form, geometry);
-    case FormatId::kMxfp8: return stream_kernel_mxfp8(m.scale_form, geometry);
-    case FormatId::kBf16: return stream_kernel_bf16(geometry);
-    case FormatId::kFp8Block: return stream_kernel_fp8_block(geometry);
-    case FormatId::kNf3: return stream_kernel_nf3(geometry);
-    default:
-      return Error(Code::kUnsupported,
-                   cat("CUDA experts in format ", formats::block_format(m.format).name,
-                       ": no kernel; nvfp4, mxfp4, mxfp8, bf16, fp8_block and nf3 have one"));
+/// The instances for one format.
+struct ExpertKernels {
+  FormatId format;
+  StreamKernel (*stream)(ScaleForm form, Geometry geometry);
+  FewKernel (*few)(ScaleForm form, bool deep);
+};
+constexpr ExpertKernels kExpertKernels[] = {
+    {FormatId::kNvfp4, stream_kernel_nvfp4, few_kernel_nvfp4},
+    {FormatId::kMxfp4, stream_kernel_mxfp4, few_kernel_mxfp4},
+    {FormatId::kMxfp8, stream_kernel_mxfp8, few_kernel_mxfp8},
+    {FormatId::kBf16, stream_kernel_bf16, few_kernel_bf16},
+    {FormatId::kFp8Block, stream_kernel_fp8_block, few_kernel_fp8_block},
+    {FormatId::kNf3, stream_kernel_nf3, few_kernel_nf3},
+};
+/// Null: there are none.
+const ExpertKernels* kernels_of(FormatId format) {
+  for (const ExpertKernels& k : kExpertKernels) {
+    if (k.format == format) return &k;
   }
+  return nullptr;
+}
+
+Result<StreamKernel> find_kernel(const ExpertMatrices& m, Geometry geometry) {
+  const ExpertKernels* kernels = kernels_of(m.format);
+  if (kernels != nullptr) return kernels->stream(m.scale_form, geometry);
+  return Error(Code::kUnsupported,
+               cat("CUDA experts in format ", formats::block_format(m.format).name,
+                   ": no kernel; nvfp4, mxfp4, mxfp8, bf16, fp8_block and nf3 have one"));
 }
 
 Result<void> check_matrices(const ExpertMatrices& m, const MoeShape& shape) {
@@ -98,63 +111,53 @@ bool alike(const MoeWeights& w) {
   return w.gate_up.format == w.down.format && w.gate_up.scale_form == w.down.scale_form;
 }
 
-FewKernel find_few_kernel(const ExpertMatrices& m, bool deep) {
-  switch (m.format) {
-    case FormatId::kNvfp4: return few_kernel_nvfp4(m.scale_form, deep);
-    case FormatId::kMxfp4: return few_kernel_mxfp4(m.scale_form, deep);
-    case FormatId::kMxfp8: return few_kernel_mxfp8(m.scale_form, deep);
-    case FormatId::kBf16: return few_kernel_bf16(deep);
-    case FormatId::kFp8Block: return few_kernel_fp8_block(deep);
-    case FormatId::kNf3: return few_kernel_nf3(deep);
-    default: return {};
-  }
-}
-
 /// The kernel for few slots that fits shared memory, or none.
 struct FewChoice {
   FewKernel kernel;
   int64_t bytes = 0;
 };
 FewChoice choose_few(const MoeShape& shape, std::span<const MoeWeights> groups, int64_t tokens,
-                     const MoeDevice& device) {
+                     const Gpu& gpu) {
   if (groups.size() != 1 || !alike(groups[0]) || tokens > kFewTokens ||
       tokens * shape.top_k > kFewSlots) {
     return {};
   }
+  const ExpertMatrices& m = groups[0].gate_up;
+  const ExpertKernels* kernels = kernels_of(m.format);
   for (const bool deep : {true, false}) {
-    const FewKernel kernel = find_few_kernel(groups[0].gate_up, deep);
-    const int64_t bytes = FewLayout(shape, tokens, kernel.ring_bytes, device.processors).bytes;
-    if (kernel.kernel != nullptr && bytes <= device.shared_bytes) return {kernel, bytes};
+    if (kernels == nullptr) break;
+    const FewKernel kernel = kernels->few(m.scale_form, deep);
+    const int64_t bytes = FewLayout(shape, tokens, kernel.ring_bytes, gpu.processors).bytes;
+    if (bytes <= gpu.shared_bytes) return {kernel, bytes};
   }
   return {};
 }
 /// The most tokens that one launch for few slots takes; 0: none.
-int64_t slice_tokens(const MoeShape& shape, std::span<const MoeWeights> groups,
-                     const MoeDevice& device) {
+int64_t slice_tokens(const MoeShape& shape, std::span<const MoeWeights> groups, const Gpu& gpu) {
   int64_t tokens = kFewTokens;
-  while (tokens > 0 && choose_few(shape, groups, tokens, device).kernel.kernel == nullptr) --tokens;
+  while (tokens > 0 && choose_few(shape, groups, tokens, gpu).kernel.kernel == nullptr) --tokens;
   return tokens;
 }
 
 /// Where the launch for few slots is the faster one: measured, docs/results. Up to two tokens it
 /// was so for all shapes; then for those with small experts, where latency matters longer.
-bool few_pays(const MoeShape& shape, int64_t tokens, const MoeDevice& device) {
+bool few_pays(const MoeShape& shape, int64_t tokens, const Gpu& gpu) {
   constexpr int64_t kSmallInter = 1024;
-  return device.major < kBulkCopyMajor || shape.inter <= kSmallInter ||
+  return !gpu.has_bulk_copies() || shape.inter <= kSmallInter ||
          std::min(tokens * shape.top_k, shape.experts) <= 2 * shape.top_k;
 }
 
 /// For more tokens than one launch for few slots takes.
 Result<Geometry> choose(const MoeShape& shape, std::span<const MoeWeights> groups, int64_t tokens,
-                        const MoeDevice& device) {
-  if (device.major < kBulkCopyMajor) return Geometry::kSlices;
+                        const Gpu& gpu) {
+  if (!gpu.has_bulk_copies()) return Geometry::kSlices;
   const double rows =
       static_cast<double>(tokens * shape.top_k) / static_cast<double>(shape.experts);
-  if (rows > kWideRows && device.major == kWgmmaMajor) return Geometry::kWide;
+  if (rows > kWideRows && gpu.has_wgmma()) return Geometry::kWide;
   for (const MoeWeights& w : groups) {
     for (const ExpertMatrices* m : {&w.gate_up, &w.down}) {
       NIBBLE_TRY(const StreamKernel kernel, find_kernel(*m, Geometry::kNarrow));
-      if (static_cast<int64_t>(kernel.smem_bytes) > device.shared_bytes) return Geometry::kSmall;
+      if (static_cast<int64_t>(kernel.smem_bytes) > gpu.shared_bytes) return Geometry::kSmall;
     }
   }
   return Geometry::kNarrow;
@@ -186,39 +189,22 @@ MoeWorkspace carve_workspace(const MoeShape& shape, int64_t tokens, std::byte* b
   return work;
 }
 
-Result<MoeDevice> moe_device() {
-  int device = 0, shared = 0;
-  MoeDevice facts;
-  if (cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return cuda_error("device", e);
-  const std::pair<cudaDeviceAttr, int*> wanted[] = {
-      {cudaDevAttrMultiProcessorCount, &facts.processors},
-      {cudaDevAttrComputeCapabilityMajor, &facts.major},
-      {cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared}};
-  for (const auto& [attribute, value] : wanted) {
-    const cudaError_t e = cudaDeviceGetAttribute(value, attribute, device);
-    if (e != cudaSuccess) return cuda_error("device", e);
-  }
-  facts.shared_bytes = shared;
-  return facts;
-}
-
-Result<void> moe_runs_on(const MoeDevice& device, const MoeShape& shape,
+Result<void> moe_runs_on(const Gpu& gpu, const MoeShape& shape,
                          std::span<const MoeWeights> groups) {
   for (const MoeWeights& w : groups) {
     for (const ExpertMatrices* m : {&w.gate_up, &w.down}) {
       NIBBLE_TRY(const StreamKernel kernel, find_kernel(*m, Geometry::kSmall));
-      if (device.major >= kBulkCopyMajor &&
-          static_cast<int64_t>(kernel.smem_bytes) > device.shared_bytes) {
+      if (gpu.has_bulk_copies() && static_cast<int64_t>(kernel.smem_bytes) > gpu.shared_bytes) {
         return Error(Code::kUnsupported,
                      cat("CUDA experts: ", kernel.smem_bytes, " bytes of shared memory a CTA are ",
-                         "needed, the device has ", device.shared_bytes));
+                         "needed, the device has ", gpu.shared_bytes));
       }
     }
   }
-  if (device.major >= kBulkCopyMajor || slice_tokens(shape, groups, device) > 0) return {};
+  if (gpu.has_bulk_copies() || slice_tokens(shape, groups, gpu) > 0) return {};
   return Error(Code::kUnsupported,
-               cat("CUDA experts on compute capability ", device.major, ".x with ",
-                   device.shared_bytes, " bytes of shared memory a CTA: all experts of a layer ",
+               cat("CUDA experts on compute capability ", gpu.major, ".x with ", gpu.shared_bytes,
+                   " bytes of shared memory a CTA: all experts of a layer ",
                    "must have one format, and a token of hidden ", shape.hidden,
                    " and intermediate ", shape.inter, " must fit"));
 }
@@ -229,26 +215,25 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens) {
 
 namespace {
 
-Result<void> launch_products(const StreamKernel& kernel, const StreamArgs& args,
-                             const MoeDevice& device, cudaStream_t stream) {
-  cudaError_t e = cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       static_cast<int>(kernel.smem_bytes));
+template <typename Args>
+Result<void> launch(void (*kernel)(Args), int grid, int threads, int64_t smem_bytes,
+                    const Args& args, cudaStream_t stream) {
+  cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(smem_bytes));
   if (e != cudaSuccess) return cuda_error("shared memory of the MoE kernel", e);
-  e = launch_overlapped(kernel.kernel, device.processors * kernel.ctas_per_sm, kernel.threads,
-                        kernel.smem_bytes, stream, args);
+  e = launch_overlapped(kernel, grid, threads, static_cast<size_t>(smem_bytes), stream, args);
   if (e != cudaSuccess) return cuda_error("MoE kernel", e);
   return {};
 }
 
-Result<void> launch_few(const FewChoice& few, const FewArgs& args, const MoeDevice& device,
+Result<void> launch_products(const StreamKernel& kernel, const StreamArgs& args, const Gpu& gpu,
+                             cudaStream_t stream) {
+  return launch(kernel.kernel, gpu.processors * kernel.ctas_per_sm, kernel.threads,
+                static_cast<int64_t>(kernel.smem_bytes), args, stream);
+}
+Result<void> launch_few(const FewChoice& few, const FewArgs& args, const Gpu& gpu,
                         cudaStream_t stream) {
-  cudaError_t e = cudaFuncSetAttribute(
-      few.kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(few.bytes));
-  if (e != cudaSuccess) return cuda_error("shared memory of the MoE kernel", e);
-  e = launch_overlapped(few.kernel.kernel, device.processors, kFewThreads,
-                        static_cast<size_t>(few.bytes), stream, args);
-  if (e != cudaSuccess) return cuda_error("MoE kernel", e);
-  return {};
+  return launch(few.kernel.kernel, gpu.processors, kFewThreads, few.bytes, args, stream);
 }
 
 FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs& args,
@@ -267,9 +252,9 @@ FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs
 }
 
 Result<void> launch_slices(const MoeShape& shape, std::span<const MoeWeights> groups,
-                           const MoeArgs& args, const MoeWorkspace& work, const MoeDevice& device,
+                           const MoeArgs& args, const MoeWorkspace& work, const Gpu& gpu,
                            cudaStream_t stream) {
-  const int64_t step = slice_tokens(shape, groups, device);
+  const int64_t step = slice_tokens(shape, groups, gpu);
   if (step == 0) {
     return Error(Code::kInvalidArgument,
                  "MoE layer in slices: one group, packed alike, whose tokens fit is wanted");
@@ -282,15 +267,15 @@ Result<void> launch_slices(const MoeShape& shape, std::span<const MoeWeights> gr
     if (args.weights != nullptr) slice.weights += first * shape.top_k;
     if (args.add != nullptr) slice.add += first * shape.hidden;
     slice.y += first * shape.hidden;
-    const FewChoice few = choose_few(shape, groups, slice.tokens, device);
-    NIBBLE_TRY(launch_few(few, few_args(shape, groups[0], slice, work), device, stream));
+    const FewChoice few = choose_few(shape, groups, slice.tokens, gpu);
+    NIBBLE_TRY(launch_few(few, few_args(shape, groups[0], slice, work), gpu, stream));
   }
   return {};
 }
 
 /// The products of every group, each in one launch or (gate_up and down packed differently) two.
 Result<void> launch_groups(const MoeGroups& weights, StreamArgs args, Geometry geometry,
-                           const MoeDevice& device, cudaStream_t stream) {
+                           const Gpu& gpu, cudaStream_t stream) {
   for (size_t g = 0; g < weights.groups.size(); ++g) {
     const MoeWeights& w = weights.groups[g];
     args.weights = w;
@@ -300,7 +285,7 @@ Result<void> launch_groups(const MoeGroups& weights, StreamArgs args, Geometry g
       NIBBLE_TRY(const StreamKernel kernel, find_kernel(down ? w.down : w.gate_up, geometry));
       args.products = alike(w) ? kRunGateUp | kRunDown : down ? kRunDown : kRunGateUp;
       args.next_item = 2 * args.group + (down ? 1 : 0);
-      NIBBLE_TRY(launch_products(kernel, args, device, stream));
+      NIBBLE_TRY(launch_products(kernel, args, gpu, stream));
     }
   }
   return {};
@@ -311,26 +296,26 @@ Result<void> launch_groups(const MoeGroups& weights, StreamArgs args, Geometry g
 Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
                        void* workspace, cudaStream_t stream, Geometry geometry) {
   NIBBLE_TRY(check(shape, weights, args));
-  NIBBLE_TRY(const MoeDevice device, moe_device());
+  NIBBLE_TRY(const Gpu gpu, current_gpu());
   const MoeWorkspace work = carve_workspace(shape, args.tokens, static_cast<std::byte*>(workspace));
   if (geometry == Geometry::kAuto || geometry == Geometry::kFew) {
-    const FewChoice few = choose_few(shape, weights.groups, args.tokens, device);
+    const FewChoice few = choose_few(shape, weights.groups, args.tokens, gpu);
     if (few.kernel.kernel != nullptr &&
-        (geometry == Geometry::kFew || few_pays(shape, args.tokens, device))) {
-      return launch_few(few, few_args(shape, weights.groups[0], args, work), device, stream);
+        (geometry == Geometry::kFew || few_pays(shape, args.tokens, gpu))) {
+      return launch_few(few, few_args(shape, weights.groups[0], args, work), gpu, stream);
     }
     if (geometry == Geometry::kFew) {
       return Error(Code::kInvalidArgument, "MoE layer: too many slots for this geometry");
     }
-    NIBBLE_TRY(geometry, choose(shape, weights.groups, args.tokens, device));
+    NIBBLE_TRY(geometry, choose(shape, weights.groups, args.tokens, gpu));
   }
   if (geometry == Geometry::kSlices) {
-    return launch_slices(shape, weights.groups, args, work, device, stream);
+    return launch_slices(shape, weights.groups, args, work, gpu, stream);
   }
-  if (device.major < kBulkCopyMajor) {
+  if (!gpu.has_bulk_copies()) {
     return Error(Code::kUnsupported, "MoE layer: this geometry needs compute capability 9.0");
   }
-  if (device.major != kWgmmaMajor && geometry == Geometry::kWide) geometry = Geometry::kNarrow;
+  if (!gpu.has_wgmma() && geometry == Geometry::kWide) geometry = Geometry::kNarrow;
   StreamArgs stream_args = {};
   stream_args.shape = shape;
   stream_args.work = work;
@@ -346,7 +331,7 @@ Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const Mo
   }
   cudaError_t e = launch_route(shape, weights, args, stream_args.work, tile_tokens, stream);
   if (e != cudaSuccess) return cuda_error("route kernel", e);
-  NIBBLE_TRY(launch_groups(weights, stream_args, geometry, device, stream));
+  NIBBLE_TRY(launch_groups(weights, stream_args, geometry, gpu, stream));
   if (sums) {
     e = launch_reduce(shape, args, stream_args.work, stream);
     if (e != cudaSuccess) return cuda_error("reduce kernel", e);

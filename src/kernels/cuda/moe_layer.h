@@ -13,6 +13,7 @@
 #include <span>
 
 #include "base/result.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/layout.h"
 
 namespace nibble::kernels::cuda {
@@ -94,16 +95,7 @@ enum class Geometry : uint8_t {
   kWide,  // wgmma: Hopper
 };
 
-/// What a GPU has for these kernels: compute capability, processors, and the shared memory that a
-/// CTA may ask for.
-struct MoeDevice {
-  int major = 0, processors = 0;
-  int64_t shared_bytes = 0;
-};
-/// Of this thread's current device. Errors: kInternal.
-Result<MoeDevice> moe_device();
-
-constexpr int64_t kMoeZeroedBytes = 32768;
+constexpr int64_t kMoeZeroedBytes = 256;
 /// Device bytes that moe_layer needs for up to `max_tokens` tokens. Host arithmetic.
 int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens);
 
@@ -125,7 +117,6 @@ Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const Mo
 
 /// Whether such a GPU has kernels for a layer of this shape whose groups have these formats and
 /// forms of scales (other members are not looked at). Errors: kUnsupported with the reason.
-Result<void> moe_runs_on(const MoeDevice& device, const MoeShape& shape,
-                         std::span<const MoeWeights> groups);
+Result<void> moe_runs_on(const Gpu& gpu, const MoeShape& shape, std::span<const MoeWeights> groups);
 
 }  // namespace nibble::kernels::cuda

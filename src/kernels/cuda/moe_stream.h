@@ -28,11 +28,12 @@ struct StreamKernel {
   size_t smem_bytes = 0;
 };
 
+/// `form`: kCsf where the format has it.
 StreamKernel stream_kernel_nvfp4(ScaleForm form, Geometry geometry);
 StreamKernel stream_kernel_mxfp4(ScaleForm form, Geometry geometry);
 StreamKernel stream_kernel_mxfp8(ScaleForm form, Geometry geometry);
-StreamKernel stream_kernel_bf16(Geometry geometry);
-StreamKernel stream_kernel_fp8_block(Geometry geometry);
-StreamKernel stream_kernel_nf3(Geometry geometry);
+StreamKernel stream_kernel_bf16(ScaleForm form, Geometry geometry);
+StreamKernel stream_kernel_fp8_block(ScaleForm form, Geometry geometry);
+StreamKernel stream_kernel_nf3(ScaleForm form, Geometry geometry);
 
 }  // namespace nibble::kernels::cuda

@@ -2,7 +2,7 @@
 
 namespace nibble::kernels::cuda {
 
-StreamKernel stream_kernel_bf16(Geometry geometry) {
+StreamKernel stream_kernel_bf16(ScaleForm, Geometry geometry) {
   return pick_stream_kernel<FormatId::kBf16, ScaleForm::kPlain>(geometry);
 }
 

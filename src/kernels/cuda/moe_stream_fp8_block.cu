@@ -2,7 +2,7 @@
 
 namespace nibble::kernels::cuda {
 
-StreamKernel stream_kernel_fp8_block(Geometry geometry) {
+StreamKernel stream_kernel_fp8_block(ScaleForm, Geometry geometry) {
   return pick_stream_kernel<FormatId::kFp8Block, ScaleForm::kPlain>(geometry);
 }
 

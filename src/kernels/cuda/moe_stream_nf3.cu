@@ -2,7 +2,7 @@
 
 namespace nibble::kernels::cuda {
 
-StreamKernel stream_kernel_nf3(Geometry geometry) {
+StreamKernel stream_kernel_nf3(ScaleForm, Geometry geometry) {
   return pick_stream_kernel<FormatId::kNf3, ScaleForm::kPlain>(geometry);
 }
 

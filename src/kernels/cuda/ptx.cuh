@@ -64,12 +64,16 @@ __device__ __forceinline__ void bulk_load_streaming(uint32_t dst, const void* sr
       "l"(src), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
 }
-/// 16 bytes from global to shared memory; with bytes = 0 the target becomes zero.
+/// 16 bytes from global to shared memory.
+__device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+/// The same; with bytes = 0 the target becomes zero.
 __device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
                : "memory");
 }
-/// 16 bytes that are read once: they should not push reused data out of the L2.
+/// The same for bytes that are read once: they should not push reused data out of the L2.
 __device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                "l"(policy)

@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/norm_route.cuh"
 #include "kernels/cuda/router.h"
@@ -392,15 +393,11 @@ Result<void> route(const RouterWeight& weight, const RouterParams& params, const
   args.rows = static_cast<int>(rows);
   args.hidden = static_cast<int>(weight.hidden);
   args.choice = choice_params(params);
-  int device = 0, major = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) {
-    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (e == cudaSuccess) {
-    e = weight.format == formats::FormatId::kBf16 ? launch<true>(args, major >= 9, stream)
-                                                  : launch<false>(args, major >= 9, stream);
-  }
+  NIBBLE_TRY(const Gpu gpu, current_gpu());
+  const bool clusters = gpu.has_bulk_copies();  // from the same architecture on
+  const cudaError_t e = weight.format == formats::FormatId::kBf16
+                            ? launch<true>(args, clusters, stream)
+                            : launch<false>(args, clusters, stream);
   if (e != cudaSuccess) {
     return Error(Code::kInternal, cat("router kernel: ", cudaGetErrorString(e)));
   }
@@ -415,14 +412,9 @@ Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
                  cat("norm_route: ", norm.hidden, " columns for a matrix of ", weight.hidden,
                      ", or normed_f32 is null"));
   }
-  int device = 0, major = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) {
-    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (e != cudaSuccess) return Error(Code::kInternal, cudaGetErrorString(e));
+  NIBBLE_TRY(const Gpu gpu, current_gpu());
   if (path == NormRoutePath::kTwoKernels || norm.rows > kClusterRows ||
-      norm.hidden > kMaxNormRouteHidden || major < 9) {
+      norm.hidden > kMaxNormRouteHidden || !gpu.has_bulk_copies()) {
     NIBBLE_TRY(add_rms_norm(norm, stream));
     return route(weight, params, norm.normed_f32, 0, norm.rows, scratch, ids, weights, stream);
   }
@@ -444,8 +436,9 @@ Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
   args.rows = static_cast<int>(norm.rows);
   args.hidden = static_cast<int>(norm.hidden);
   args.choice = choice_params(params);
-  e = weight.format == formats::FormatId::kBf16 ? launch_norm_route<true>(args, device, stream)
-                                                : launch_norm_route<false>(args, device, stream);
+  const cudaError_t e = weight.format == formats::FormatId::kBf16
+                            ? launch_norm_route<true>(args, gpu.index, stream)
+                            : launch_norm_route<false>(args, gpu.index, stream);
   if (e != cudaSuccess) {
     return Error(Code::kInternal, cat("norm_route kernel: ", cudaGetErrorString(e)));
   }

@@ -39,6 +39,10 @@ struct ScaleHalves {
   static __device__ __forceinline__ uint32_t expand_bases(uint32_t two) {
     return (__byte_perm(two, 0, 0x4140) << kShift) + kUnit * 0x10001u;
   }
+  /// What word `w` of a warp's codes has of the warp's room: formats without a word for it.
+  static __device__ __forceinline__ uint32_t room_part(uint32_t word, int w) {
+    return ((word & 7) | (word >> 13 & 56)) << 6 * w;
+  }
   /// The scales where kCsfFlag is clear. `codes`: the lane's word; `turn`: csf_turn of its scales.
   static __device__ __forceinline__ uint32_t regular(uint32_t codes, uint32_t turn, uint32_t base) {
     return (__funnelshift_r(codes, codes, turn) & kField * 0x10001u) + base;
@@ -103,7 +107,7 @@ struct RowScales {
     } else {
 #pragma unroll
       for (int w = 0; w < csf_code_words(kFormat); ++w) {
-        room |= ((words[w] & 7) | (words[w] >> 13 & 56)) << 6 * w;
+        room |= Halves::room_part(words[w], w);
       }
     }
     return Halves::irregular(codes, turn, base, room, lane,

@@ -24,18 +24,6 @@ constexpr int kGroupTiles = 0;  // [kMaxGroups + 1] first tile of each group
 constexpr int kNextItem = 8;    // [2 * kMaxGroups] next work item of each launch
 constexpr int kCounters = 16;
 
-/// Limits of Geometry::kFew, which has no route kernel and sums by itself.
-constexpr int kFewSlots = 32;  // tokens * top_k: one a lane
-constexpr int kFewTokens = 8;  // tokens, so that an expert has one token tile
-
-/// Geometry::kFew: the slots of each expert, in order, and what their sums are multiplied with.
-struct FewTiles {
-  int rows[kFewSlots];
-  float gate_factor[kFewSlots], up_factor[kFewSlots], down_factor[kFewSlots];
-  float router[kFewSlots];  // by slot
-  uint8_t slots[kFewSlots][kFewTokens];
-};
-
 /// The counters of Geometry::kFew. All are zero between launches.
 struct FewCounters {
   int arrived;       // CTAs whose share of the first product is written
