@@ -89,6 +89,13 @@ int* CudaBuilder::flags(const std::string& name) {
   return flag_block_ + flag_names_.size() - 1;
 }
 
+Result<void> CudaBuilder::take_to(std::byte* to, int64_t bytes) {
+  NIBBLE_TRY(const std::byte* staged, ring_->take());
+  return cuda_ok(
+      cudaMemcpyAsync(to, staged, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream()),
+      "loading");
+}
+
 void CudaBuilder::defer(std::function<Result<void>()> step) {
   ++declared_;
   steps_.push_back(std::move(step));
@@ -154,10 +161,7 @@ void CudaBuilder::rows(const WeightKey& key, const Weight& weight, const void** 
     NIBBLE_TRY(std::byte * to, keep(bytes));
     for (int64_t at = 0; at < bytes; at += slot) {
       const int64_t part = std::min(slot, bytes - at);
-      NIBBLE_TRY(std::byte * staged, ring_->take());
-      NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to + at, staged, static_cast<size_t>(part),
-                                         cudaMemcpyDeviceToDevice, stream()),
-                         "loading"));
+      NIBBLE_TRY(take_to(to + at, part));
       count(part);
     }
     *out = to;
@@ -181,10 +185,9 @@ Result<CudaBuilder::Matrix> CudaBuilder::enqueue(const WeightKey& key, const Wei
   Matrix m;
   m.weight = &weight;
   if (!scales_rows(v.format)) {
-    const int64_t plane = formats::scale_plane_bytes(v);
-    m.scale_bytes = blocks ? plane / formats::scale_bytes(v.scale_kind) * 4 : plane;
+    m.scale_bytes = staged_scale_bytes(v);
     m.scale_unit = blocks ? 128 : 1;
-    m.scale_row = blocks ? (v.cols + 127) / 128 * 4 : plane / v.rows;
+    m.scale_row = blocks ? (v.cols + 127) / 128 * 4 : m.scale_bytes / v.rows;
   }
   m.row_bytes = formats::code_row_bytes(v.format, v.cols);
   m.step = ring_->slot_bytes() / m.row_bytes / 128 * 128;
@@ -194,8 +197,7 @@ Result<CudaBuilder::Matrix> CudaBuilder::enqueue(const WeightKey& key, const Wei
                      m.scale_bytes, ", the loading slots hold ", ring_->slot_bytes()));
   }
   if (m.scale_bytes > 0) {
-    const auto part = blocks ? RingRead::Part::kScalesF32 : RingRead::Part::kScales;
-    ring_->enqueue({{key, &weight, part, 0, m.scale_bytes, 0}}, m.scale_bytes);
+    ring_->enqueue({{key, &weight, staged_scale_part(v), 0, m.scale_bytes, 0}}, m.scale_bytes);
   }
   for (int64_t row = 0; row < v.rows; row += m.step) {
     const int64_t bytes = std::min(m.step, v.rows - row) * m.row_bytes;
@@ -207,11 +209,8 @@ Result<CudaBuilder::Matrix> CudaBuilder::enqueue(const WeightKey& key, const Wei
 // Into staging of their own; null for a matrix without.
 Result<std::byte*> CudaBuilder::stage_scales(const Matrix& m) {
   if (m.scale_bytes == 0) return static_cast<std::byte*>(nullptr);
-  NIBBLE_TRY(std::byte * to, scratch(0, m.scale_bytes));
-  NIBBLE_TRY(std::byte * staged, ring_->take());
-  NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to, staged, static_cast<size_t>(m.scale_bytes),
-                                     cudaMemcpyDeviceToDevice, stream()),
-                     "loading"));
+  NIBBLE_TRY(std::byte * to, scratch(kLinearScales, m.scale_bytes));
+  NIBBLE_TRY(take_to(to, m.scale_bytes));
   count(m.weight->stored_scale_bytes());
   return to;
 }
@@ -304,14 +303,6 @@ void CudaBuilder::count(int64_t source_bytes) {
   report(false);
 }
 
-void CudaBuilder::report(bool last) {
-  if (!progress_) return;
-  const auto now = std::chrono::steady_clock::now();
-  if (!last && now - reported_ < std::chrono::milliseconds(100)) return;
-  reported_ = now;
-  progress_({done_, total_, std::chrono::duration<double>(now - start_).count()});
-}
-
 LoadReport CudaBuilder::finish(int64_t resident) {
   report(true);
   LoadReport summary;
@@ -320,8 +311,7 @@ LoadReport CudaBuilder::finish(int64_t resident) {
   summary.scales = std::move(scales_);
   summary.staging_peak_bytes = ring_->host_bytes();
   summary.reading_seconds = ring_->reading_seconds();
-  summary.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  summary.seconds = progress_.seconds();
   return summary;
 }
 

@@ -4,7 +4,6 @@
 // of allocating and queueing.
 #pragma once
 
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -27,7 +26,6 @@ class CudaBuilder {
 
   Result<void> open();
   const recipe::Recipe& recipe() const { return recipe_; }
-  CudaRing& ring() { return *ring_; }
   cudaStream_t stream() const { return ring_->stream(); }
   bool compress() const { return plan_.options.scales == plan::Scales::kCsf; }
 
@@ -65,7 +63,7 @@ class CudaBuilder {
   /// what flags say.
   Result<void> settle();
   void count(int64_t source_bytes);
-  void report(bool last);
+  void report(bool last) { progress_.report(done_, total_, last); }
   LoadReport finish(int64_t resident);
 
   std::shared_ptr<CudaWeights> weights = std::make_shared<CudaWeights>();
@@ -93,16 +91,28 @@ class CudaBuilder {
                        kernels::cuda::ExpertMatrices* out);
   Result<kernels::cuda::ExpertMatrices> place(Projection& p);
   void defer(std::function<Result<void>()> step);
-  /// Scratch of at least this many bytes, kept between calls; its earlier content may be lost.
+  /// Takes the next slot and queues its copy to `to`.
+  Result<void> take_to(std::byte* to, int64_t bytes);
+  /// Scratch buffers; those of an expert's second source (up) follow those of the first.
+  enum Scratch {
+    kLinearScales,
+    kScales,
+    kFixed = kScales + 2,
+    kExceptions = kFixed + 2,
+    kRowBegin = kExceptions + 2,
+    kEncode = kRowBegin + 2,
+    kScratchBuffers
+  };
+  /// One of at least this many bytes, kept between calls; its earlier content may be lost.
   Result<std::byte*> scratch(int which, int64_t bytes);
 
   const recipe::Recipe& recipe_;
   const plan::CudaPlan& plan_;
   ThreadPool& pool_;
-  const std::function<void(const LoadProgress&)>& progress_;
+  ProgressMeter progress_;
   std::deque<std::function<Result<void>()>> steps_;  // declared, not yet placed
   int64_t declared_ = 0;
-  device::Memory scratch_[12];
+  device::Memory scratch_[kScratchBuffers];
   std::unique_ptr<CudaRing> ring_;  // goes first: then nothing queued uses the memory above
   // Constants collect on the host and travel together: a small copy would wait behind the slots.
   struct Block {
@@ -115,8 +125,6 @@ class CudaBuilder {
   std::vector<std::string> flag_names_;
   std::vector<ScaleReport> scales_;
   int64_t done_ = 0, total_ = 0;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(),
-                                        reported_ = start_;
 };
 
 }  // namespace nibble::load

@@ -30,9 +30,6 @@ namespace {
 
 int64_t round16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
-// Scratch buffers of CudaBuilder; those of the second source (up) follow those of the first.
-enum Scratch { kLinearScales, kScales, kFixed = 3, kExceptions = 5, kRowBegin = 7, kEncode = 9 };
-
 }  // namespace
 
 struct CudaBuilder::Projection {
@@ -63,9 +60,7 @@ struct CudaBuilder::Projection {
 
 // Everything this projection reads, in the order that stage_scales() and pack() take it.
 Result<void> CudaBuilder::enqueue(Projection& p) {
-  const bool wide = p.meta.format == FormatId::kFp8Block;
-  const int64_t plane = formats::scale_plane_bytes(p.meta);
-  p.scale_bytes = wide ? plane / formats::scale_bytes(p.meta.scale_kind) * 4 : plane;
+  p.scale_bytes = staged_scale_bytes(p.meta);
   p.code_bytes = p.meta.rows * formats::code_row_bytes(p.meta.format, p.meta.cols);
   p.scale_batch = p.has_scales() ? ring_->slot_bytes() / p.scale_bytes : 1;
   p.code_batch = (ring_->slot_bytes() - 32) / (p.sources * p.code_bytes);
@@ -80,9 +75,8 @@ Result<void> CudaBuilder::enqueue(Projection& p) {
       std::vector<RingRead> reads;
       for (int64_t i = 0; i < n; ++i) {
         const auto at = static_cast<size_t>(e + i);
-        reads.push_back({p.keys[s][at], p.of[s][at],
-                         wide ? RingRead::Part::kScalesF32 : RingRead::Part::kScales, 0,
-                         p.scale_bytes, i * p.scale_bytes});
+        reads.push_back({p.keys[s][at], p.of[s][at], staged_scale_part(p.meta), 0, p.scale_bytes,
+                         i * p.scale_bytes});
       }
       ring_->enqueue(std::move(reads), n * p.scale_bytes);
     }
@@ -108,11 +102,7 @@ Result<void> CudaBuilder::stage_scales(Projection& p) {
     NIBBLE_TRY(p.scales[s], scratch(kScales + s, p.experts() * p.scale_bytes));
     for (int64_t e = 0; e < p.experts(); e += p.scale_batch) {
       const int64_t n = std::min(p.scale_batch, p.experts() - e);
-      NIBBLE_TRY(std::byte * staged, ring_->take());
-      NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(p.scales[s] + e * p.scale_bytes, staged,
-                                         static_cast<size_t>(n * p.scale_bytes),
-                                         cudaMemcpyDeviceToDevice, stream()),
-                         "loading"));
+      NIBBLE_TRY(take_to(p.scales[s] + e * p.scale_bytes, n * p.scale_bytes));
       for (int64_t i = 0; i < n; ++i) {
         count(p.of[s][static_cast<size_t>(e + i)]->stored_scale_bytes());
       }
@@ -124,7 +114,7 @@ Result<void> CudaBuilder::stage_scales(Projection& p) {
 Result<void> CudaBuilder::encode(Projection& p, int s) {
   const int64_t cells = p.experts() * p.stack.rows * p.stack.cols;
   CsfStreams& out = p.streams[s];
-  out.capacity = cells / 6 + 1;  // with more it would not save a quarter
+  out.capacity = cells / 6 + 1;  // with more it would not save a tenth
   NIBBLE_TRY(std::byte * fixed,
              scratch(kFixed + s, p.experts() * codec::csf_fixed_bytes(p.stack.kind, p.stack.rows,
                                                                       p.stack.cols)));

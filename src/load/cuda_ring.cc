@@ -29,6 +29,17 @@ Result<void> cuda_ok(cudaError_t error, std::string_view what) {
   return Error(Code::kDeviceLost, cat(what, ": ", cudaGetErrorString(error)));
 }
 
+RingRead::Part staged_scale_part(const formats::MatrixView& matrix) {
+  return matrix.format == formats::FormatId::kFp8Block ? RingRead::Part::kScalesF32
+                                                       : RingRead::Part::kScales;
+}
+int64_t staged_scale_bytes(const formats::MatrixView& matrix) {
+  const int64_t plane = formats::scale_plane_bytes(matrix);
+  return staged_scale_part(matrix) == RingRead::Part::kScales
+             ? plane
+             : plane / formats::scale_bytes(matrix.scale_kind) * 4;
+}
+
 Result<std::unique_ptr<CudaRing>> CudaRing::create(const checkpoint::CheckpointIndex& index,
                                                    ThreadPool& pool,
                                                    const plan::CudaStaging& staging) {

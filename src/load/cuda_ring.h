@@ -41,6 +41,11 @@ struct RingRead {
   int64_t at = 0;                // offset in the slot
 };
 
+/// How a matrix's scale plane is staged: block FP8's widened to FP32, the others as they are.
+/// Bytes; 0: it has none.
+int64_t staged_scale_bytes(const formats::MatrixView& matrix);
+RingRead::Part staged_scale_part(const formats::MatrixView& matrix);
+
 class CudaRing {
  public:
   /// The pool is the ring's as long as this lives. Errors: kResourceExhausted, kDeviceLost.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 
 #include "formats/element.h"
@@ -53,7 +52,7 @@ class StoreBuilder {
                   const std::vector<std::byte>& scales);
   Result<void> place_tiles(const Task& task, std::span<const std::byte> codes,
                            const std::vector<std::byte>& scales);
-  void report(bool last);
+  void report(bool last) { progress_.report(done_.load(), total_, last); }
 
   void stage(int64_t bytes) {
     const int64_t now = staged_.fetch_add(bytes) + bytes;
@@ -65,7 +64,7 @@ class StoreBuilder {
   const recipe::Recipe& recipe_;
   const plan::PrecisionPlan& plan_;
   ThreadPool& pool_;
-  const std::function<void(const LoadProgress&)>& progress_;
+  ProgressMeter progress_;
   std::shared_ptr<WeightStore> store_ = std::make_shared<WeightStore>();
   std::atomic<int64_t> staged_{0}, staged_peak_{0}, done_{0};
   struct Buffer {
@@ -76,8 +75,6 @@ class StoreBuilder {
   std::byte* next_plane_ = nullptr;
   int64_t total_ = 0;
   std::vector<ScaleReport> scales_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(),
-                                        reported_ = start_;
 };
 
 namespace {
@@ -316,14 +313,6 @@ Result<void> StoreBuilder::load_layer(const std::vector<WeightKey>& keys) {
   });
 }
 
-void StoreBuilder::report(bool last) {
-  if (!progress_) return;
-  const auto now = std::chrono::steady_clock::now();
-  if (!last && now - reported_ < std::chrono::milliseconds(100)) return;
-  reported_ = now;
-  progress_({done_.load(), total_, std::chrono::duration<double>(now - start_).count()});
-}
-
 Result<LoadedWeights> StoreBuilder::run() {
   std::map<int32_t, std::vector<WeightKey>> layers;
   for (const auto& [key, planned] : plan_.weights) {
@@ -338,8 +327,7 @@ Result<LoadedWeights> StoreBuilder::run() {
   summary.scales = std::move(scales_);
   summary.resident_bytes = store_->bytes();
   summary.staging_peak_bytes = staged_peak_.load();
-  summary.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  summary.seconds = progress_.seconds();
   return LoadedWeights{store_, summary};
 }
 

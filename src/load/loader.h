@@ -3,6 +3,7 @@
 // next.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -16,6 +17,28 @@ namespace nibble::load {
 struct LoadProgress {
   int64_t source_bytes_done = 0, source_bytes_total = 0;
   double seconds = 0;
+};
+/// When a load began, and who is told how far it is: at most some ten times a second.
+class ProgressMeter {
+ public:
+  explicit ProgressMeter(const std::function<void(const LoadProgress&)>& progress)
+      : progress_(progress) {}
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  /// Tells it; `last`: however soon after the time before.
+  void report(int64_t done, int64_t total, bool last) {
+    if (!progress_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (!last && now - reported_ < std::chrono::milliseconds(100)) return;
+    reported_ = now;
+    progress_({done, total, seconds()});
+  }
+
+ private:
+  const std::function<void(const LoadProgress&)>& progress_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point reported_ = start_;
 };
 struct LoadReport {
   int64_t source_bytes = 0, resident_bytes = 0;
