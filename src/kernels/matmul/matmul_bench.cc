@@ -172,19 +172,15 @@ WeightSet make_set(const MatrixCase& c, int64_t rows, int64_t cols, int64_t set_
 
 struct Run {
   ThreadPool pool;
-  std::vector<std::byte> scratch;
+  testing::AlignedBlock scratch;
   Workspace workspace;
   Exec exec;
   Run(int threads, Activations activations, int64_t bytes)
-      : pool(threads), scratch(static_cast<size_t>(bytes + 64)), workspace(aligned()) {
+      : pool(threads), scratch(bytes), workspace(scratch.span()) {
     exec.pool = &pool;
     exec.isa = device::choose_isa().value();
     exec.activations = activations;
     exec.workspace = &workspace;
-  }
-  std::span<std::byte> aligned() {
-    std::byte* p = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
-    return {p, scratch.size() - 64};
   }
 };
 

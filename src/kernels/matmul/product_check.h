@@ -15,10 +15,8 @@ namespace nibble::kernels::testing {
 inline void run_matmul(device::Isa isa, Activations activations, ThreadPool* pool, const float* x,
                        int64_t x_stride, int64_t rows, std::span<const MatmulJob> jobs) {
   const int threads = pool != nullptr ? pool->threads() : 1;
-  const int64_t bytes = matmul_workspace_bytes(rows, jobs.front().w.cols(), threads);
-  std::vector<std::byte> block(static_cast<size_t>(bytes + 64));
-  std::byte* aligned = block.data() + (64 - reinterpret_cast<uintptr_t>(block.data()) % 64) % 64;
-  Workspace workspace({aligned, static_cast<size_t>(bytes)});
+  AlignedBlock block(matmul_workspace_bytes(rows, jobs.front().w.cols(), threads));
+  Workspace workspace(block.span());
   Exec exec;
   exec.pool = pool;
   exec.isa = isa;

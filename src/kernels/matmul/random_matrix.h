@@ -10,6 +10,7 @@
 
 #include "formats/block_format.h"
 #include "formats/element.h"
+#include "kernels/matmul/aligned_block.h"
 #include "kernels/repack/repack.h"
 
 namespace nibble::kernels::testing {
@@ -67,9 +68,8 @@ struct Matrix {
   void tile() {
     const TiledBytes sizes = tile16_bytes(rows_view);
     tiled_storage.assign(static_cast<size_t>(sizes.codes + sizes.scales + 128), std::byte{0x5A});
-    auto align = [](std::byte* p) { return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64; };
-    std::byte* code_plane = align(tiled_storage.data());
-    std::byte* scale_plane = align(code_plane + sizes.codes);
+    std::byte* code_plane = aligned64(tiled_storage.data());
+    std::byte* scale_plane = aligned64(code_plane + sizes.codes);
     tiled = repack_tile16(rows_view, {code_plane, static_cast<size_t>(sizes.codes)},
                           {scale_plane, static_cast<size_t>(sizes.scales)})
                 .value();

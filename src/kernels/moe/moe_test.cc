@@ -66,12 +66,9 @@ struct Block {
   std::vector<float> run(Isa isa, Activations act, ThreadPool* pool, int64_t first,
                          int64_t count) const {
     const int threads = pool != nullptr ? pool->threads() : 1;
-    const int64_t bytes = moe_workspace_bytes(count, hidden, max_intermediate(), top_k,
-                                              static_cast<int64_t>(experts.size()), threads);
-    std::vector<std::byte> storage(static_cast<size_t>(bytes + 64));
-    std::byte* aligned =
-        storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64;
-    Workspace workspace({aligned, static_cast<size_t>(bytes)});
+    testing::AlignedBlock block(moe_workspace_bytes(count, hidden, max_intermediate(), top_k,
+                                                    static_cast<int64_t>(experts.size()), threads));
+    Workspace workspace(block.span());
     Exec exec;
     exec.pool = pool;
     exec.isa = isa;
@@ -379,11 +376,8 @@ TEST(Moe, SharedExpertAloneIsADenseMlp) {
   for (const Isa isa : device::available_isas()) {
     const std::vector<float> y = b.run_all(isa, Activations::kF32, nullptr);
     expect_close(y, want, tolerance(Activations::kF32));
-    std::vector<std::byte> storage(
-        static_cast<size_t>(moe_workspace_bytes(6, 96, 64, 0, 0, 1) + 64));
-    std::byte* aligned =
-        storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64;
-    Workspace workspace({aligned, storage.size() - 64});
+    testing::AlignedBlock block(moe_workspace_bytes(6, 96, 64, 0, 0, 1));
+    Workspace workspace(block.span());
     Exec exec;
     exec.isa = isa;
     exec.workspace = &workspace;
