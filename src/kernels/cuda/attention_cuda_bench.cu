@@ -1,6 +1,8 @@
 // Speed of attention, prepare, norm and sampling on the GPU at hand: graph replays, microseconds
 // per call (median, lowest, highest of the replays), GB/s of the bytes that must be read.
 #include "kernels/cuda/attention_case.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/sample.h"
 
@@ -21,9 +23,34 @@ void print(const std::string& name, const Times& t, double bytes, double flops =
   std::printf("\n");
 }
 
-/// Calls walk the layers, so that keys and values come from memory and not from the L2.
+constexpr int64_t kFillCycles = 4000;
+constexpr int kFillBytes = 200 * 1024;
+
+/// Takes every SM's shared memory for a while, as a product does: the kernel after cannot start.
+__global__ void fill_kernel() {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int64_t start = clock64();
+  while (clock64() - start < kFillCycles) {
+  }
+}
+
+void queue_fill(cudaStream_t stream) {
+  static const int processors = [] {
+    must(cudaFuncSetAttribute(fill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kFillBytes),
+         "fill kernel");
+    int n = 0;
+    must(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0), "processors");
+    return n;
+  }();
+  must(launch_overlapped(fill_kernel, processors, 32, kFillBytes, stream), "fill kernel");
+}
+
+/// Calls walk the layers, so that keys and values come from memory and not from the L2. after_fill:
+/// each follows a fill_kernel, whose time is part of the result.
 void bench_attention(const HeadShape& shape, const std::vector<Span>& spans,
-                     const std::string& label, AttentionPath path, bool with_prepare) {
+                     const std::string& label, AttentionPath path, bool with_prepare,
+                     bool after_fill = false) {
   Random random(1);
   std::vector<int64_t> tokens;
   int64_t page_count = 0, max_context = 0, max_rows = 1;
@@ -66,6 +93,7 @@ void bench_attention(const HeadShape& shape, const std::vector<Span>& spans,
     args.layer = i;
     args.scale = shape.scale();
     const AttentionHint hint = {max_context, max_rows, path};
+    if (after_fill) queue_fill(s);
     if (!with_prepare) {
       must(attention(args, cache, step.view, hint, scratch.get(), scratch.bytes(), s), "attention");
       return;
@@ -182,6 +210,14 @@ int run() {
     bench_attention(shape, std::vector<Span>(32, {8192, 1}), "decode 32 x 8192", automatic, false);
     bench_attention(shape, {{0, 2048}}, "prefill 2048", automatic, false);
     bench_attention(shape, {{14336, 2048}}, "prefill 2048 after 14336", automatic, false);
+  }
+  print("a kernel that fills the SMs, alone",
+        time_graph(48, 15, [](cudaStream_t s, int) { queue_fill(s); }), 0);
+  for (const HeadShape& shape : {a3b, a3b8}) {
+    for (const int64_t context : {500, 1060, 2040, 4000}) {
+      bench_attention(shape, {{context, 1}}, cat("fill and step 1 x ", context),
+                      AttentionPath::kRowsByCluster, true, true);
+    }
   }
   bench_attention(a3b, {{1024, 1}}, "decode 1 x 1024 by block", AttentionPath::kRowsByBlock, false);
   bench_attention(a3b, {{1024, 1}}, "decode 1 x 1024 by group", AttentionPath::kRowsByGroup, false);

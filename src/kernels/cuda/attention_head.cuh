@@ -9,23 +9,31 @@
 
 namespace nibble::kernels::cuda {
 
+/// 1 / RMS of a head of n dims. sum: the lane's squares of dims lane, lane + 32, .. in this order.
+__device__ __forceinline__ float head_inverse(float sum, int n, float eps) {
+  for (int d = 16; d > 0; d /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, d));
+  const float mean = __fdiv_rn(sum, static_cast<float>(n));
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+}
+__device__ __forceinline__ float norm_value(float x, float inverse, float weight) {
+  return __fmul_rn(__fmul_rn(x, inverse), weight);
+}
+
 /// x [n] in shared memory, changed in place; one order of summation.
 __device__ __forceinline__ void norm_head(float* x, const float* weight, int n, float eps,
                                           int lane) {
   float sum = 0.0f;
   for (int d = lane; d < n; d += 32) sum = __fmaf_rn(x[d], x[d], sum);
-  for (int d = 16; d > 0; d /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, d));
-  const float mean = __fdiv_rn(sum, static_cast<float>(n));
-  const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
-  for (int d = lane; d < n; d += 32) x[d] = __fmul_rn(__fmul_rn(x[d], inverse), weight[d]);
+  const float inverse = head_inverse(sum, n, eps);
+  for (int d = lane; d < n; d += 32) x[d] = norm_value(x[d], inverse, weight[d]);
   __syncwarp();
 }
 
-/// Cosine and sine of pair `i` at `position`.
+/// Cosine and sine of a pair at `position`.
 __device__ __forceinline__ float2 rope_angle(const AttentionPrepareArgs& args, int position,
-                                             int i) {
+                                             float inv_freq) {
   float sine, cosine;
-  sincosf(__fmul_rn(static_cast<float>(position), args.inv_freq[i]), &sine, &cosine);
+  sincosf(__fmul_rn(static_cast<float>(position), inv_freq), &sine, &cosine);
   return make_float2(__fmul_rn(cosine, args.rope_scale), __fmul_rn(sine, args.rope_scale));
 }
 

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     const float* weight = query ? args.q_norm : args.k_norm;
     if (weight != nullptr) norm_head(x, weight, n, args.norm_eps, lane);
     for (int i = lane; i < args.rotary_dim / 2; i += 32) {
-      rotate_pair(args, x, i, rope_angle(args, position, i));
+      rotate_pair(args, x, i, rope_angle(args, position, args.inv_freq[i]));
     }
     __syncwarp();
   }

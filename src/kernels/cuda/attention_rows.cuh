@@ -61,6 +61,16 @@ __device__ __forceinline__ RowUnit find_row_unit(const AttentionLaunch& a, int i
   return u;
 }
 
+/// Adds a later state, with four of its values, to one.
+__device__ __forceinline__ void fold_quad(float& m, float& sum, float4& to, float2 later,
+                                          const float4& v) {
+  const FoldWeights w = fold_sums(m, sum, later.x, later.y);
+  to.x = fold_value(to.x, v.x, w);
+  to.y = fold_value(to.y, v.y, w);
+  to.z = fold_value(to.z, v.z, w);
+  to.w = fold_value(to.w, v.w, w);
+}
+
 /// Folds partial results in ascending order: blocks into groups (by_block), groups into the result.
 /// load_sum(i) and load_value(i) give part i's maximum and sum, and four of its values.
 template <typename LoadSum, typename LoadValue>
@@ -69,13 +79,6 @@ __device__ __forceinline__ float4 fold_parts(int parts, bool by_block, const Loa
   float m = -INFINITY;
   sum = 0.0f;
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const auto fold = [](float& to_m, float& to_sum, float4& to, float2 s, const float4& v) {
-    const FoldWeights w = fold_sums(to_m, to_sum, s.x, s.y);
-    to.x = fold_value(to.x, v.x, w);
-    to.y = fold_value(to.y, v.y, w);
-    to.z = fold_value(to.z, v.z, w);
-    to.w = fold_value(to.w, v.w, w);
-  };
   for (int first = 0; first < parts; first += kGroupBlocks) {
     float2 s[kGroupBlocks];
     float4 v[kGroupBlocks];
@@ -90,13 +93,13 @@ __device__ __forceinline__ float4 fold_parts(int parts, bool by_block, const Loa
       float4 group = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
       for (int i = 0; i < kGroupBlocks; ++i) {
-        if (first + i < parts) fold(group_m, group_sum, group, s[i], v[i]);
+        if (first + i < parts) fold_quad(group_m, group_sum, group, s[i], v[i]);
       }
-      fold(m, sum, total, make_float2(group_m, group_sum), group);
+      fold_quad(m, sum, total, make_float2(group_m, group_sum), group);
     } else {
 #pragma unroll
       for (int i = 0; i < kGroupBlocks; ++i) {
-        if (first + i < parts) fold(m, sum, total, s[i], v[i]);
+        if (first + i < parts) fold_quad(m, sum, total, s[i], v[i]);
       }
     }
   }
@@ -151,7 +154,7 @@ __device__ __forceinline__ void load_row_constants(const AttentionLaunch& a, int
     if (from != nullptr) row.norms[d / kHeadDim][d % kHeadDim] = from[d % kHeadDim];
   }
   for (int i = static_cast<int>(threadIdx.x); i < args.rotary_dim / 2; i += kAttentionThreads) {
-    row.angles[i] = rope_angle(args, position, i);
+    row.angles[i] = rope_angle(args, position, args.inv_freq[i]);
   }
 }
 
@@ -222,11 +225,13 @@ struct BlockWeights {
   float peak[2], sum[4];
 };
 
-/// Scores and weights of one block, by all warps. own: the row's own position in the block.
-template <typename Tile>
+/// Scores and weights of one block, by eight warps. own: the row's own position in the block.
+/// sync(): their barrier.
+template <typename Tile, typename Sync>
 __device__ __forceinline__ void block_weights(const uint32_t (&q)[Tile::kSteps][4], uint32_t k,
                                               int own, float factor, int warp, int lane,
-                                              BlockExchange& exchange, BlockWeights& w) {
+                                              BlockExchange& exchange, BlockWeights& w,
+                                              const Sync& sync) {
   const int g = lane / 4, t = lane % 4;
   float s[1][4];
   block_scores<Tile>(q, k, warp, lane, s);
@@ -236,7 +241,7 @@ __device__ __forceinline__ void block_weights(const uint32_t (&q)[Tile::kSteps][
     exchange.maxima[g][warp] = low;
     exchange.maxima[g + 8][warp] = high;
   }
-  __syncthreads();
+  sync();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float4* row = reinterpret_cast<const float4*>(exchange.maxima[g + 8 * h]);
@@ -248,7 +253,7 @@ __device__ __forceinline__ void block_weights(const uint32_t (&q)[Tile::kSteps][
   *reinterpret_cast<uint2*>(&exchange.weights[warp / 2][lane][2 * (warp % 2)]) =
       make_uint2(weight_pair(s[0][0], s[0][1], factor, w.peak[0]),
                  weight_pair(s[0][2], s[0][3], factor, w.peak[1]));
-  __syncthreads();
+  sync();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint4 v = *reinterpret_cast<const uint4*>(exchange.weights[i][lane]);
@@ -257,18 +262,17 @@ __device__ __forceinline__ void block_weights(const uint32_t (&q)[Tile::kSteps][
   block_sums(w.p, w.sum);
 }
 
-/// The row's own K and V, which no copy has, into its block's copy at `stage`.
-template <typename Tile, int kHeadDim>
-__device__ __forceinline__ void add_own_row(const PreparedRow<Tile, kHeadDim>& row, int position,
-                                            uint8_t* stage) {
+/// The row's own K and V, which no copy has, into its block's copy at `stage`. The caller syncs.
+template <typename Tile>
+__device__ __forceinline__ void add_own_row(const std::byte (&own)[2][Tile::kRow], int position,
+                                            uint8_t* stage, int thread) {
   constexpr int kUnits = Tile::kRow / 16;
-  if (threadIdx.x < 2 * kUnits) {
-    const int plane = threadIdx.x / kUnits, unit = threadIdx.x % kUnits;
+  if (thread < 2 * kUnits) {
+    const int plane = thread / kUnits, unit = thread % kUnits;
     reinterpret_cast<uint4*>(stage + plane * Tile::kPlane +
                              position % kKvPageTokens * Tile::kRow)[unit] =
-        reinterpret_cast<const uint4*>(row.kv[plane])[unit];
+        reinterpret_cast<const uint4*>(own[plane])[unit];
   }
-  __syncthreads();
 }
 
 template <int kHeadDim, KvFormat kFormat, bool kFused>
@@ -351,11 +355,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
       }
       const uint32_t k = kv_at + static_cast<uint32_t>(block % Tile::kStages * 2 * Tile::kPlane);
       if constexpr (kFused) {
-        if (block == newest) add_own_row(prepared, u.position, kv + (k - kv_at));
+        if (block == newest) {
+          add_own_row<Tile>(prepared.kv, u.position, kv + (k - kv_at),
+                            static_cast<int>(threadIdx.x));
+          __syncthreads();
+        }
       }
       BlockWeights b;
       block_weights<Tile>(q, k, u.position - block * kKvPageTokens, a.factor, warp, lane, exchange,
-                          b);
+                          b, [] { __syncthreads(); });
       FoldWeights w[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

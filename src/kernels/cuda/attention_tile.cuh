@@ -86,26 +86,31 @@ __device__ __forceinline__ uint32_t expand_e4m3(uint32_t v) {
   return mul_bf16x2(pick(v, kSign, v >> 4, kRest), 0x7B807B80u);  // 2^120
 }
 
-/// A operand of step `step`: rows g and g + 8 of q [.., kHeadDim] BF16; null gives zeros.
+/// One row's two registers of the A operand of step `step`.
+template <typename Tile>
+__device__ __forceinline__ void load_query_step(const uint16_t* row, int step, int lane,
+                                                uint32_t& low, uint32_t& high) {
+  const int t = lane % 4;
+  if constexpr (Tile::kFp8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(row + 16 * step + 4 * t);
+    low = __byte_perm(v.x, v.y, 0x5410);
+    high = __byte_perm(v.x, v.y, 0x7632);
+  } else {
+    low = *reinterpret_cast<const uint32_t*>(row + 16 * step + 2 * t);
+    high = *reinterpret_cast<const uint32_t*>(row + 16 * step + 8 + 2 * t);
+  }
+}
+/// A operands of all steps: rows g and g + 8 of q [.., kHeadDim] BF16; null gives zeros.
 template <typename Tile>
 __device__ __forceinline__ void load_queries(const uint16_t* low, const uint16_t* high, int lane,
                                              uint32_t (&q)[Tile::kSteps][4]) {
-  const int t = lane % 4;
 #pragma unroll
   for (int s = 0; s < Tile::kSteps; ++s) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint16_t* row = h == 0 ? low : high;
-      if (row == nullptr) {
-        q[s][h] = q[s][2 + h] = 0;
-      } else if constexpr (Tile::kFp8) {
-        const uint2 v = *reinterpret_cast<const uint2*>(row + 16 * s + 4 * t);
-        q[s][h] = __byte_perm(v.x, v.y, 0x5410);
-        q[s][2 + h] = __byte_perm(v.x, v.y, 0x7632);
-      } else {
-        q[s][h] = *reinterpret_cast<const uint32_t*>(row + 16 * s + 2 * t);
-        q[s][2 + h] = *reinterpret_cast<const uint32_t*>(row + 16 * s + 8 + 2 * t);
-      }
+      q[s][h] = q[s][2 + h] = 0;
+      if (row != nullptr) load_query_step<Tile>(row, s, lane, q[s][h], q[s][2 + h]);
     }
   }
 }
@@ -233,18 +238,24 @@ __device__ __forceinline__ float finish_value(float value, float inverse_sum) {
   return __fadd_rn(__fmul_rn(value, inverse_sum), 0.0f);
 }
 
-/// Calls store(dim, first, second) for a lane's two or four values of row g (high: g + 8) of a
-/// pair.
+/// First of the two dims that value pair `second` (0, 1) of quad `quad` = 4 * pair + lane % 4 has.
+template <typename Tile>
+__device__ __forceinline__ int value_dim(int quad, int second) {
+  return Tile::kFp8 ? 4 * quad + 2 * second : 16 * (quad / 4) + 8 * second + 2 * (quad % 4);
+}
+/// Calls store(dim, first, second) for a lane's two pairs of values of row g (high: g + 8) of a
+/// pair of tiles.
 template <typename Tile, typename Store>
 __device__ __forceinline__ void for_values(const float (&o)[2][4], int pair, int lane, int high,
                                            const Store& store) {
-  const int t = lane % 4, c = 2 * high;
+  const int c = 2 * high, quad = 4 * pair + lane % 4;
+  const int first = value_dim<Tile>(quad, 0), second = value_dim<Tile>(quad, 1);
   if constexpr (Tile::kFp8) {
-    store(16 * pair + 4 * t, o[0][c], o[1][c]);
-    store(16 * pair + 4 * t + 2, o[0][c + 1], o[1][c + 1]);
+    store(first, o[0][c], o[1][c]);
+    store(second, o[0][c + 1], o[1][c + 1]);
   } else {
-    store(16 * pair + 2 * t, o[0][c], o[0][c + 1]);
-    store(16 * pair + 8 + 2 * t, o[1][c], o[1][c + 1]);
+    store(first, o[0][c], o[0][c + 1]);
+    store(second, o[1][c], o[1][c + 1]);
   }
 }
 

@@ -16,9 +16,20 @@ __device__ __forceinline__ int cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return static_cast<int>(size);
 }
+/// This cluster's place among the grid's.
+__device__ __forceinline__ int cluster_index() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return static_cast<int>(index);
+}
 /// The barrier of all threads of the cluster; exited threads count as arrived.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+/// The same without a fence for what was written before, which would wait for all of it: enough to
+/// say that a CTA has started, and after mbarrier_init_fence() that its mbarriers are there.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -36,11 +47,26 @@ __device__ __forceinline__ void cluster_store(uint32_t remote, float2 v) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(v.x), "f"(v.y)
                : "memory");
 }
-/// Stores and counts four bytes on the mbarrier `bar`, both in the same CTA of the cluster.
+/// Stores and counts the bytes on the mbarrier `bar`, both in the same CTA of the cluster.
 __device__ __forceinline__ void cluster_store_async(uint32_t remote, float v, uint32_t bar) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(remote),
       "f"(v), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void cluster_store_async(uint32_t remote, float2 v, uint32_t bar) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          remote),
+      "f"(v.x), "f"(v.y), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void cluster_store_async(uint32_t remote, const float4& v,
+                                                    uint32_t bar) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(remote),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
       : "memory");
 }
 #endif
