@@ -9,8 +9,6 @@
 // run at once: one a processor, as launched.
 #pragma once
 
-#include <utility>
-
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/moe_few.h"
@@ -37,11 +35,12 @@ struct FewPiece {
   static constexpr int kBasesAt = kScalesAt + kStageChunks * kScaleUnits * 16;
   static constexpr int kPlaceBytes = kBasesAt + (kCsf ? 16 : 0);  // with the task's first stage
   static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
-  // More threads than there are, for fewer registers: so a CTA of the next product, which copies
-  // its weights while it waits, has room beside this kernel. Compressed scales would spill.
-  static constexpr int kBound = kCsf ? kFewThreads : kFewThreads + 128;
+  // More threads than there are, for fewer registers: so the router before has room beside this
+  // kernel, and so has a CTA of the next product, which copies its weights while it waits.
+  // Compressed scales would spill.
+  static constexpr int kBound = kFewThreads + (kCsf ? 128 : 288);
   static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
-  static constexpr int kCodeCopies = (kStageChunks * kCodeUnits + 31) / 32;  // of a lane's codes
+  static constexpr bool kWholeWarps = kCodeUnits % 32 == 0;  // 32 lanes copy of one chunk
   static_assert(kStageChunks * kScaleUnits <= 32);
 
   /// Of code unit `unit` (counted over the stage's chunks), from the first tile's start.
@@ -149,7 +148,8 @@ struct FewStream {
   const uint32_t ring;
   const int lane;
   const uint64_t policy = evict_first_policy();
-  const uint8_t* source = nullptr;  // of the next stage's first tile
+  // Of the next stage: its first tile, and the lane's first unit of codes and unit of scales.
+  const uint8_t *source = nullptr, *codes = nullptr, *scales = nullptr;
   int quarter = 0, task = 0, left = 0, place = 0;
   bool holds = false;  // other warps wait until the first product's copies are all queued
 
@@ -166,12 +166,15 @@ struct FewStream {
     left = down ? tasks.down_chunks : tasks.up_chunks;
     quarter = t.quarter;
     source = reinterpret_cast<const uint8_t*>(tiles) + block * (left * P::kTileBytes);
+    codes = source + P::code_offset(quarter, lane);
+    if constexpr (P::kScaleUnits > 0) scales = source + P::scale_offset(quarter, lane);
     if constexpr (P::kCsf) {
       const uint16_t* bases = down ? args.weights.down.csf.bases : args.weights.gate_up.csf.bases;
       if (lane == 0) copy_unit_async(to + P::kBasesAt, bases + block * 32 + quarter * 8, policy);
     }
   }
-  /// Queues the next stage's copies. Chunks behind the matrix's last become zeros.
+  /// Queues the next stage's copies. Chunks behind the matrix's last, and all behind the last task,
+  /// become zeros. But for a new task this is straight code: it runs beside the products.
   __device__ __forceinline__ void advance() {
     const uint32_t to = ring + static_cast<uint32_t>(place * P::kPlaceBytes);
     if (left <= 0) {
@@ -181,41 +184,26 @@ struct FewStream {
       }
       if (task < tasks.own) start_task(to);
     }
-    if (left >= P::kStageChunks) {
+    constexpr int kUnits = P::kStageChunks * P::kCodeUnits;
 #pragma unroll
-      for (int i = 0; i < P::kCodeCopies; ++i) {
-        const int unit = lane + 32 * i;
-        if (32 * i + 32 > P::kStageChunks * P::kCodeUnits &&
-            unit >= P::kStageChunks * P::kCodeUnits) {
-          continue;
-        }
-        copy_unit_async(to + static_cast<uint32_t>(16 * unit),
-                        source + P::code_offset(quarter, unit), policy);
-      }
-      if constexpr (P::kScaleUnits > 0) {
-        if (lane < P::kStageChunks * P::kScaleUnits) {
-          copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane),
-                          source + P::scale_offset(quarter, lane), policy);
-        }
-      }
-    } else if (left > 0) {
-#pragma unroll 1
-      for (int unit = lane; unit < P::kStageChunks * P::kCodeUnits; unit += 32) {
-        const bool inside = unit / P::kCodeUnits < left;
-        copy_unit_async(to + static_cast<uint32_t>(16 * unit),
-                        source + (inside ? P::code_offset(quarter, unit) : 0), inside ? 16 : 0);
-      }
-      if constexpr (P::kScaleUnits > 0) {
-        if (lane < P::kStageChunks * P::kScaleUnits) {
-          const bool inside = lane < left * P::kScaleUnits;
-          copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane),
-                          source + (inside ? P::scale_offset(quarter, lane) : 0), inside ? 16 : 0);
-        }
+    for (int first = 0; first < kUnits; first += 32) {
+      const int unit = first + lane, chunk = unit / P::kCodeUnits;
+      if (first + 32 > kUnits && unit >= kUnits) continue;
+      const uint8_t* from = P::kWholeWarps ? codes + P::code_offset(0, first)
+                                           : source + P::code_offset(quarter, unit);
+      copy_unit_async(to + static_cast<uint32_t>(16 * unit), from, chunk < left ? 16 : 0, policy);
+    }
+    if constexpr (P::kScaleUnits > 0) {
+      if (lane < P::kStageChunks * P::kScaleUnits) {
+        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales,
+                        lane / P::kScaleUnits < left ? 16 : 0, policy);
       }
     }
-    source += P::kStageChunks * P::kTileBytes;
-    left -= P::kStageChunks;
     commit_copies();
+    source += P::kStageChunks * P::kTileBytes;
+    codes += P::kStageChunks * P::kTileBytes;
+    scales += P::kStageChunks * P::kTileBytes;
+    left -= P::kStageChunks;
     place = place + 1 == P::kPlaces ? 0 : place + 1;
   }
 };
@@ -249,12 +237,14 @@ struct FewScales {
     base = Halves::expand_bases(reinterpret_cast<const uint16_t*>(bases)[lane / 4]);
     turn = static_cast<uint32_t>(csf_turn(format, static_cast<int>(Halves::scale_of(lane))));
   }
-  /// BF16 of the two rows. `tile`: the chunk's number in its matrix.
-  __device__ __forceinline__ uint32_t scales(uint32_t codes, uint32_t room, const FewArgs& args,
-                                             bool down, int64_t tile, int quarter, int lane) const {
-    if (!__any_sync(~0u, static_cast<int32_t>(codes) < 0)) {  // kCsfFlag
-      return Halves::regular(codes, turn, base);
-    }
+  /// BF16 of the two rows where kCsfFlag is clear.
+  __device__ __forceinline__ uint32_t regular(uint32_t codes) const {
+    return Halves::regular(codes, turn, base);
+  }
+  /// The same for any chunk. `tile`: its number in its matrix.
+  __device__ __forceinline__ uint32_t any(uint32_t codes, uint32_t room, const FewArgs& args,
+                                          bool down, int64_t tile, int quarter, int lane) const {
+    if (!__any_sync(~0u, static_cast<int32_t>(codes) < 0)) return regular(codes);
     const MoeWeights& w = args.weights;
     return irregular_scales<format>(
         codes, turn, base, room,
@@ -322,8 +312,9 @@ struct FewWeights {
   }
 };
 
-/// One task over all of K. A chunk's words are read two chunks ahead and expanded one chunk ahead,
-/// beside the products: alone on its scheduler, a warp is bound by the latency of this chain. One
+/// One task over all of K. A stage's words are in registers while the stage before is multiplied; a
+/// turn of the loop is one straight piece of code, so that codes are expanded beside the products
+/// of the chunk before: alone on its scheduler, a warp is bound by the latency of this chain. One
 /// piece of code for both products: every launch meets it cold, and fetching instructions takes as
 /// long as running them once.
 template <typename P>
@@ -332,10 +323,8 @@ struct FewRun {
   FewStream<P>& stream;
   const uint8_t* const ring;  // the warp's
   const int lane;
-  int place = 0;  // of the task's first stage, in the end of the next task's
-  FewRaw<P> raw;  // of the chunk after the one that is multiplied
-  FewWeights<P> weights[2];
-  uint4 tokens[2][2];
+  int place = 0;  // of the stage in `raw`
+  FewRaw<P> raw[P::kStageChunks];
   FewScales<P::kFormat> scales;
   LevelTable table;
 
@@ -350,43 +339,7 @@ struct FewRun {
     const uint8_t* row;  // the lane's token at its columns of the first chunk
   };
   __device__ __forceinline__ const uint8_t* at(int p) const { return ring + p * P::kPlaceBytes; }
-  static __device__ __forceinline__ void load_tokens(uint4 (&t)[2], const uint8_t* row) {
-    t[0] = reinterpret_cast<const uint4*>(row)[0];
-    t[1] = reinterpret_cast<const uint4*>(row)[1];
-  }
-  __device__ __forceinline__ void expand(FewWeights<P>& to, FewRaw<P>& from, const Task& t,
-                                         int chunk) const {
-    if constexpr (P::kFormat == FormatId::kNf3) from.fragment.table = table;
-    if constexpr (P::kCsf) {
-      from.fragment.set_scales(
-          scales.scales(from.scales, from.room, args, t.down, t.tile + chunk, t.quarter, lane));
-    } else if constexpr (P::kFormat != FormatId::kBf16 && !P::kRescale) {
-      from.fragment.set_scales(from.fragment.expand_scales(from.scales));
-    }
-    to.expand(from.fragment);
-  }
-  /// Multiplies chunk `sub` of a stage, readies the next and reads the one after it. What is read
-  /// beyond the task's last stage is not multiplied.
-  template <int sub>
-  __device__ __forceinline__ void step(float (&acc)[4], const Task& t, int chunk) {
-    constexpr int kStage = P::kStageChunks, kNow = sub % 2, kNext = 1 - kNow;
-    if constexpr (sub + 2 == kStage) next_stage();
-    FewRaw<P> ahead;
-    ahead.load(at(place), (sub + 2) % kStage, t.quarter, lane);
-    load_tokens(tokens[kNext], t.row + (chunk + sub + 1) * kRowBytes);
-    if (!P::kCsf || sub + 1 < kStage || chunk + kStage < t.chunk_count) {
-      expand(weights[kNext], raw, t, chunk + sub + 1);
-    }
-    weights[kNow].multiply(acc, tokens[kNow]);
-    raw = ahead;
-  }
-  /// This stage is read: its place takes the stage kPlaces later. The next is there.
-  __device__ __forceinline__ void next_stage() {
-    wait_copies<P::kPlaces - 2>();
-    __syncwarp();
-    stream.advance();
-    place = place + 1 == P::kPlaces ? 0 : place + 1;
-  }
+
   /// All that does not need the tokens.
   __device__ __forceinline__ void begin(const Task& t) {
     wait_copies<P::kPlaces - 1>();
@@ -395,20 +348,57 @@ struct FewRun {
       table = level_table((t.down ? args.weights.down : args.weights.gate_up).levels);
     }
     if constexpr (P::kCsf) scales.start(at(place) + P::kBasesAt, lane);
-    FewRaw<P> first;
-    first.load(at(place), 0, t.quarter, lane);
-    raw.load(at(place), 1, t.quarter, lane);
-    expand(weights[0], first, t, 0);
+#pragma unroll
+    for (int i = 0; i < P::kStageChunks; ++i) raw[i].load(at(place), i, t.quarter, lane);
   }
-  template <int... sub>
-  __device__ __forceinline__ void multiply(float (&acc)[4], const Task& t,
-                                           std::integer_sequence<int, sub...>) {
+  /// The scales of the stage in `raw` as the fragments want them; compressed ones of all its chunks
+  /// are tested at once.
+  __device__ __forceinline__ void ready_scales(const Task& t, int chunk) {
+    if constexpr (P::kCsf) {
+      uint32_t flags = 0;
+#pragma unroll
+      for (int i = 0; i < P::kStageChunks; ++i) flags |= raw[i].scales;
+      if (!__any_sync(~0u, static_cast<int32_t>(flags) < 0)) {  // kCsfFlag
+#pragma unroll
+        for (int i = 0; i < P::kStageChunks; ++i) raw[i].scales = scales.regular(raw[i].scales);
+      } else {
+#pragma unroll
+        for (int i = 0; i < P::kStageChunks; ++i) {
+          raw[i].scales = scales.any(raw[i].scales, raw[i].room, args, t.down, t.tile + chunk + i,
+                                     t.quarter, lane);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void expand(FewWeights<P>& to, FewRaw<P>& from) const {
+    if constexpr (P::kFormat == FormatId::kNf3) from.fragment.table = table;
+    if constexpr (P::kCsf) {
+      from.fragment.set_scales(from.scales);
+    } else if constexpr (P::kFormat != FormatId::kBf16 && !P::kRescale) {
+      from.fragment.set_scales(from.fragment.expand_scales(from.scales));
+    }
+    to.expand(from.fragment);
+  }
+  __device__ __forceinline__ void multiply(float (&acc)[4], const Task& t) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
-    load_tokens(tokens[0], t.row);
 #pragma unroll 1
     for (int chunk = 0; chunk < t.chunk_count; chunk += P::kStageChunks) {
-      (step<sub>(acc, t, chunk), ...);
+      // The next stage is there. This one's place takes the stage kPlaces later.
+      wait_copies<P::kPlaces - 2>();
+      __syncwarp();
+      stream.advance();
+      place = place + 1 == P::kPlaces ? 0 : place + 1;
+      ready_scales(t, chunk);
+#pragma unroll
+      for (int i = 0; i < P::kStageChunks; ++i) {
+        const auto* from = reinterpret_cast<const uint4*>(t.row + (chunk + i) * kRowBytes);
+        const uint4 tokens[2] = {from[0], from[1]};
+        FewWeights<P> weights;
+        expand(weights, raw[i]);
+        raw[i].load(at(place), i, t.quarter, lane);  // behind the task's last stage: not used
+        weights.multiply(acc, tokens);
+      }
     }
   }
 };
@@ -585,7 +575,7 @@ __global__ void __launch_bounds__(P::kBound, 1)
     }
     if (!any) break;
     float acc[4];
-    run.multiply(acc, job.run, std::make_integer_sequence<int, P::kStageChunks>());
+    run.multiply(acc, job.run);
     job.store(args, acc, tasks, lists, shares, lane);
   }
   __syncthreads();

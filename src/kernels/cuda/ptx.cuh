@@ -79,6 +79,12 @@ __device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src, u
                "l"(policy)
                : "memory");
 }
+__device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src, int bytes,
+                                                uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(dst),
+               "l"(src), "r"(bytes), "l"(policy)
+               : "memory");
+}
 /// The thread's copies since the last call are one group; waiting leaves `pending` groups running.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
