@@ -8,41 +8,36 @@
 
 namespace nibble::kernels::cuda {
 
-template <typename... Params, typename... Args>
-cudaError_t launch_overlapped(void (*kernel)(Params...), int grid, int threads, size_t smem,
-                              cudaStream_t stream, Args&&... args) {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = smem;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
-}
-
-/// The same in clusters of `cluster` CTAs; grid is a multiple of it. From Hopper on.
+/// In clusters of `cluster` CTAs (from Hopper on; grid is a multiple of it), or 0: without.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped_clusters(void (*kernel)(Params...), int grid, int cluster,
                                        int threads, size_t smem, cudaStream_t stream,
                                        Args&&... args) {
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  // A processor cuts its memory into cache and shared memory anew only when it is idle: with as
+  // little shared memory as this kernel needs, the next could not start beside it.
+  attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  attributes[2].id = cudaLaunchAttributeClusterDimension;
+  attributes[2].val.clusterDim.x = static_cast<unsigned>(cluster);
+  attributes[2].val.clusterDim.y = attributes[2].val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(grid));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = smem;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = 2;
+  config.numAttrs = cluster > 0 ? 3 : 2;
   return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
+}
+
+template <typename... Params, typename... Args>
+cudaError_t launch_overlapped(void (*kernel)(Params...), int grid, int threads, size_t smem,
+                              cudaStream_t stream, Args&&... args) {
+  return launch_overlapped_clusters(kernel, grid, 0, threads, smem, stream,
+                                    std::forward<Args>(args)...);
 }
 
 }  // namespace nibble::kernels::cuda
