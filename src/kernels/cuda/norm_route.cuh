@@ -41,10 +41,10 @@ struct NormRouteGeometry {
   static_assert(kCtaExperts <= kNormRouteWarps);  // a warp sums one expert's parts
 };
 
-/// Shared floats: the normed row, parts, logits, the choice, correction bias.
+/// Shared floats: the normed row, parts, logits, the choice, correction bias, a rehearsal's choice.
 NIBBLE_HD constexpr int norm_route_floats(int hidden, int cta_experts, int experts) {
-  return hidden + kQuarters * cta_experts * 32 + (experts + 1) / 2 * 2 + choice_floats(experts) +
-         experts;
+  return hidden + kQuarters * cta_experts * 32 + (experts + 3) / 4 * 4 + choice_floats(experts) +
+         experts + 2 * kCompactTopK;
 }
 
 #if defined(NIBBLE_HAS_BULK_COPY)
@@ -87,58 +87,26 @@ __device__ __forceinline__ void route_quarter(
 #pragma unroll
   for (int e = 0; e < G::kExperts; ++e) parts[e * 32 + lane] = acc[e];
 }
-#endif
 
+/// Places in shared memory.
+struct NormRouteShared {
+  float *x, *parts, *logits, *warp_sums;
+  uint32_t bar;
+};
+
+/// Norms the row, multiplies it, sends the logits; the first CTA then has them all, and stores the
+/// new residual.
 template <typename G>
-__global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 ? 1 : 2)
-    norm_route_kernel(const __grid_constant__ NormRouteLaunch a) {
-#if defined(NIBBLE_HAS_BULK_COPY)
-  extern __shared__ __align__(16) float norm_route_smem[];
-  __shared__ float warp_sums[32];
-  __shared__ __align__(8) uint64_t arrived;  // in the first CTA: all logits are there
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int warp = uniform(thread / 32), quarter = warp % kQuarters, tile = warp / kQuarters;
-  const int rank = cluster_rank(), row = static_cast<int>(blockIdx.x) / G::kCluster;
-  const int experts = a.choice.experts;
+__device__ __forceinline__ void norm_and_multiply(
+    const NormRouteLaunch& a, const NormRouteShared& shared, bool compact, int rank, int row,
+    int thread, RawWeights<G::kBf16> (&raw)[kNormRouteAhead][G::kExperts]) {
+  const int lane = thread % 32, warp = uniform(thread / 32), quarter = warp % kQuarters;
+  const int experts = a.choice.experts, own_expert = warp / kQuarters * G::kExperts;
   const int pieces = (experts + G::kCtaExperts - 1) / G::kCtaExperts;
   const int begin = quarter * quarter_columns(a.hidden);
   const int end = min(a.hidden, begin + quarter_columns(a.hidden));
-  float* x = norm_route_smem;
-  float* parts = x + a.hidden;
-  float* logits = parts + kQuarters * G::kCtaExperts * 32;
-  float* scratch = logits + (experts + 1) / 2 * 2;
-  const uint32_t bar = smem_address(&arrived);
-
-  allow_next_kernel();
-  RawWeights<G::kBf16> raw[kNormRouteAhead][G::kExperts];
-  const int own_expert = tile * G::kExperts;
-  load_router_weights<G>(a, rank * G::kCtaExperts + own_expert, begin, end, lane, raw);
   const int quads = a.hidden / 4, threads = norm_threads(quads);
-#pragma unroll
-  for (int i = 0; i < kNormRouteQuads; ++i) {  // every thread reads only what it has put there
-    const int at = thread + i * threads;
-    if (thread < threads && at < quads) {
-      reinterpret_cast<float4*>(x)[at] = __ldg(reinterpret_cast<const float4*>(a.norm_weight) + at);
-    }
-  }
-  ChoiceParams choice = a.choice;
-  if (rank == 0) {
-    if (choice.correction_bias != nullptr) {
-      float* copy = scratch + choice_floats(experts);
-      for (int e = thread; e < experts; e += kNormRouteThreads) {
-        copy[e] = __ldg(choice.correction_bias + e);
-      }
-      choice.correction_bias = copy;
-    }
-    if (thread == 0) {
-      mbarrier_init(bar, 1);
-      mbarrier_init_fence();
-      mbarrier_arrive_expect(bar, static_cast<uint32_t>(experts) * 4);
-    }
-  }
-  wait_for_previous_kernel();
-  cluster_arrive();  // the first CTA has started and its barrier is there
-
+  float *x = shared.x, *parts = shared.parts, *logits = shared.logits;
   float4 sum_row[kNormRouteQuads];
   float squares = 0.0f;
   const int64_t first_quad = static_cast<int64_t>(row) * quads;
@@ -152,7 +120,8 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 ? 1 : 2)
     }
     squares = add_squares(squares, sum_row[i]);
   }
-  const float inverse = inverse_norm(block_sum(squares, threads / 32, warp_sums), a.hidden, a.eps);
+  const float inverse =
+      inverse_norm(block_sum(squares, threads / 32, shared.warp_sums), a.hidden, a.eps);
 #pragma unroll
   for (int i = 0; i < kNormRouteQuads; ++i) {
     const int at = thread + i * threads;
@@ -182,8 +151,9 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 ? 1 : 2)
       for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
       if (lane == 0) {
         if (a.bias != nullptr) sum += __ldg(a.bias + expert);
+        if (compact && a.choice.score == RouterScore::kSigmoid) sum = sigmoid_score(sum);
         cluster_store_async(cluster_address(smem_address(logits + expert), 0), sum,
-                            cluster_address(bar, 0));
+                            cluster_address(shared.bar, 0));
       }
     }
     if (piece + G::kCluster < pieces) __syncthreads();  // the parts are free again
@@ -191,17 +161,84 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 ? 1 : 2)
   if (first) cluster_wait();
   if (rank != 0) return;
   // With all logits here, all CTAs that use the residual have read it.
-  mbarrier_wait(bar, 0);
+  mbarrier_wait(shared.bar, 0);
 #pragma unroll
   for (int i = 0; i < kNormRouteQuads; ++i) {
     const int at = thread + i * threads;
     if (thread >= threads || at >= quads || a.delta == nullptr) continue;
     reinterpret_cast<float4*>(a.residual)[first_quad + at] = sum_row[i];
   }
-  if (warp != 0) return;
-  choose_experts<false>(choice, logits, scratch, lane,
-                        a.ids + static_cast<int64_t>(row) * choice.top_k,
-                        a.weights + static_cast<int64_t>(row) * choice.top_k);
+}
+#endif
+
+template <typename G>
+__global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 || !G::kBf16 ? 1 : 2)
+    norm_route_kernel(const __grid_constant__ NormRouteLaunch a) {
+#if defined(NIBBLE_HAS_BULK_COPY)
+  extern __shared__ __align__(16) float norm_route_smem[];
+  __shared__ float warp_sums[32];
+  __shared__ __align__(8) uint64_t arrived;  // in the first CTA: all logits are there
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = uniform(thread / 32), quarter = warp % kQuarters, tile = warp / kQuarters;
+  const int rank = cluster_rank(), row = static_cast<int>(blockIdx.x) / G::kCluster;
+  const int experts = a.choice.experts;
+  const int begin = quarter * quarter_columns(a.hidden);
+  const int end = min(a.hidden, begin + quarter_columns(a.hidden));
+  float* x = norm_route_smem;
+  float* parts = x + a.hidden;
+  float* logits = parts + kQuarters * G::kCtaExperts * 32;
+  float* scratch = logits + (experts + 3) / 4 * 4;
+  const NormRouteShared shared = {x, parts, logits, warp_sums, smem_address(&arrived)};
+  const bool compact = choice_is_compact(a.choice);
+
+  allow_next_kernel();
+  RawWeights<G::kBf16> raw[kNormRouteAhead][G::kExperts];
+  load_router_weights<G>(a, rank * G::kCtaExperts + tile * G::kExperts, begin, end, lane, raw);
+  const int quads = a.hidden / 4, threads = norm_threads(quads);
+#pragma unroll
+  for (int i = 0; i < kNormRouteQuads; ++i) {  // every thread reads only what it has put there
+    const int at = thread + i * threads;
+    if (thread < threads && at < quads) {
+      reinterpret_cast<float4*>(x)[at] = __ldg(reinterpret_cast<const float4*>(a.norm_weight) + at);
+    }
+  }
+  ChoiceParams choice = a.choice;
+  if (rank == 0) {
+    if (choice.correction_bias != nullptr) {
+      float* copy = scratch + choice_floats(experts);
+      for (int e = thread; e < experts; e += kNormRouteThreads) {
+        copy[e] = __ldg(choice.correction_bias + e);
+      }
+      choice.correction_bias = copy;
+    }
+    if (thread == 0) {
+      mbarrier_init(shared.bar, 1);
+      mbarrier_init_fence();
+      mbarrier_arrive_expect(shared.bar, static_cast<uint32_t>(experts) * 4);
+    }
+  }
+  // The choice is run once a launch, by one warp, while weights stream through the caches: fetching
+  // its instructions then would take longer than running them. So that warp rehearses it, on
+  // whatever shared memory holds.
+#pragma unroll 1
+  for (int turn = compact && rank == 0 && warp == 0 ? 0 : 1; turn < 2; ++turn) {
+    float* rehearsed = scratch + choice_floats(experts) + experts;
+    auto* ids = reinterpret_cast<int32_t*>(rehearsed);
+    float* weights = rehearsed + kCompactTopK;
+    if (turn == 1) {
+      cluster_arrive_relaxed();  // this CTA has started, its barrier is there, logits may come
+      wait_for_previous_kernel();
+      norm_and_multiply<G>(a, shared, compact, rank, row, thread, raw);
+      if (rank != 0 || warp != 0) return;
+      ids = a.ids + static_cast<int64_t>(row) * choice.top_k;
+      weights = a.weights + static_cast<int64_t>(row) * choice.top_k;
+      if (!compact) {
+        choose_experts<false>(choice, logits, scratch, lane, ids, weights);
+        return;
+      }
+    }
+    choose_compactly(choice, logits, scratch, lane, ids, weights);
+  }
 #endif
 }
 

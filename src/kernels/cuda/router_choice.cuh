@@ -39,6 +39,9 @@ __device__ __forceinline__ uint32_t ordered_bits(float x) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
+__device__ __forceinline__ float sigmoid_score(float logit) {
+  return 1.0f / (1.0f + expf(0.0f - logit));
+}
 /// Softmax of n values in shared memory, in place; a NaN stays NaN and is left out of the sum.
 __device__ __forceinline__ void softmax_in_place(float* v, int n, int lane) {
   float peak = -INFINITY;
@@ -147,7 +150,7 @@ __device__ __forceinline__ void choose_in_registers(const ChoiceParams& p, const
     score[i] = 0.0f;
     if (e >= p.experts) continue;
     const float v = logits[e];
-    score[i] = p.score == RouterScore::kSigmoid ? 1.0f / (1.0f + expf(0.0f - v)) : v;
+    score[i] = p.score == RouterScore::kSigmoid ? sigmoid_score(v) : v;
   }
   if (p.score == RouterScore::kSoftmax) softmax_of_lanes(score, p.experts, lane);
 #pragma unroll
@@ -205,7 +208,7 @@ __device__ __forceinline__ void choose_in_memory(const ChoiceParams& p, const fl
   float* biased = scores + p.experts;
   for (int e = lane; e < p.experts; e += 32) {
     const float v = kFar ? __ldcg(logits + e) : logits[e];
-    scores[e] = p.score == RouterScore::kSigmoid ? 1.0f / (1.0f + expf(0.0f - v)) : v;
+    scores[e] = p.score == RouterScore::kSigmoid ? sigmoid_score(v) : v;
   }
   __syncwarp();
   if (p.score == RouterScore::kSoftmax) softmax_in_place(scores, p.experts, lane);
@@ -254,6 +257,21 @@ __device__ __forceinline__ void choose_in_memory(const ChoiceParams& p, const fl
   __syncwarp();
 }
 
+/// The chosen experts' scores -> weights [top_k] in global memory, by one warp.
+__device__ __forceinline__ void choice_weights(const ChoiceParams& p, float* chosen, int lane,
+                                               float* weights) {
+  float sum = 1.0f;
+  if (p.score == RouterScore::kSoftmaxSelected) {
+    softmax_in_place(chosen, p.top_k, lane);
+  } else if (p.normalize) {
+    sum = 0.0f;
+#pragma unroll 8
+    for (int n = 0; n < p.top_k; ++n) sum += chosen[n];
+    sum += 1e-20f;
+  }
+  for (int n = lane; n < p.top_k; n += 32) weights[n] = chosen[n] / sum * p.scaling;
+}
+
 /// logits [experts] -> ids and weights [top_k] in global memory. `smem`: choice_floats floats.
 /// kFar: the logits were written by other CTAs to global memory, otherwise they are in shared.
 template <bool kFar>
@@ -269,16 +287,59 @@ __device__ __forceinline__ void choose_experts(const ChoiceParams& p, const floa
   } else {
     choose_in_memory<kFar>(p, logits, smem, lane, ids, chosen);
   }
-  float sum = 1.0f;
-  if (p.score == RouterScore::kSoftmaxSelected) {
-    softmax_in_place(chosen, p.top_k, lane);
-  } else if (p.normalize) {
-    sum = 0.0f;
-#pragma unroll 8
-    for (int n = 0; n < p.top_k; ++n) sum += chosen[n];
-    sum += 1e-20f;
+  choice_weights(p, chosen, lane, weights);
+}
+
+/// The same for few experts without groups, in as few instructions as possible: they are run once a
+/// launch, and fetching them takes longer than running them. `scores` in shared memory: already
+/// sigmoids, otherwise logits (softmax changes them). `chosen`: top_k floats.
+constexpr int kCompactExperts = 128, kCompactTopK = 32;
+__device__ __forceinline__ bool choice_is_compact(const ChoiceParams& p) {
+  return p.top_groups == p.groups && p.experts <= kCompactExperts && p.top_k <= kCompactTopK;
+}
+__device__ __forceinline__ void choose_compactly(const ChoiceParams& p, float* scores,
+                                                 float* chosen, int lane, int32_t* ids,
+                                                 float* weights) {
+  constexpr int kOwn = kCompactExperts / 32;  // keys of a lane: 0 for nothing or taken, 1 for NaN
+  if (p.score == RouterScore::kSoftmax) softmax_in_place(scores, p.experts, lane);
+  uint32_t key[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int e = 32 * i + lane;
+    key[i] = 0;
+    if (e >= p.experts) continue;
+    const float biased =
+        p.correction_bias == nullptr ? scores[e] : scores[e] + p.correction_bias[e];
+    key[i] = biased == biased ? ordered_bits(biased) : 1u;
   }
-  for (int n = lane; n < p.top_k; n += 32) weights[n] = chosen[n] / sum * p.scaling;
+  int own = 0;  // what round `lane` chose
+#pragma unroll 1
+  for (int round = 0; round < p.top_k; ++round) {
+    uint32_t best = key[0];
+    int place = lane;
+#pragma unroll
+    for (int i = 1; i < kOwn; ++i) {
+      if (key[i] > best) place = 32 * i + lane;
+      best = max(best, key[i]);
+    }
+    const uint32_t top = __reduce_max_sync(~0u, best);
+    const auto e = static_cast<int>(
+        __reduce_min_sync(~0u, best == top ? static_cast<uint32_t>(place) : 1024u));
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (e == 32 * i + lane) key[i] = 0;
+    }
+    if (lane == round) own = e;
+  }
+  int place = 0;  // ascending ids
+#pragma unroll 1
+  for (int n = 0; n < p.top_k; ++n) place += __shfl_sync(~0u, own, n) < own ? 1 : 0;
+  if (lane < p.top_k) {
+    ids[place] = own;
+    chosen[place] = scores[own];
+  }
+  __syncwarp();
+  choice_weights(p, chosen, lane, weights);
 }
 
 }  // namespace nibble::kernels::cuda
