@@ -1,0 +1,123 @@
+// How weights come to the kernel for a few slots (moe_few.cuh): a warp's share of the tiles, by its
+// own asynchronous copies, to its own ring in shared memory.
+#pragma once
+
+#include "kernels/cuda/csf_index.h"
+#include "kernels/cuda/moe_few_tasks.cuh"
+
+namespace nibble::kernels::cuda {
+
+constexpr int kFewStart = 1;  // named barrier: see FewStream::holds
+
+/// Where a warp's share of a tile lies, in units of 16 bytes (codes, then what it needs of the
+/// scales), and how it travels: kStageChunks chunks at a time, first all their codes.
+template <FormatId format, ScaleForm form, bool deep>
+struct FewPiece {
+  static constexpr FormatId kFormat = format;
+  static constexpr bool kCsf = form == ScaleForm::kCsf;
+  static constexpr bool kRescale = format == FormatId::kFp8Block;
+  static constexpr int kTileBytes = tile_bytes(format, form);
+  static constexpr int kCodes = tile_scales_at(format);  // of the whole tile
+  static constexpr int kCodeUnits = kCodes / 64;
+  static constexpr int kScaleUnits = kRescale ? 1 : (tile_bytes(format, form) - kCodes) / 64;
+  static constexpr int kStageChunks = deep && kCodeUnits <= 32 ? 4 : 2;
+  static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
+  static constexpr int kBasesAt = kScalesAt + kStageChunks * kScaleUnits * 16;
+  static constexpr int kPlaceBytes = kBasesAt + (kCsf ? 16 : 0);  // with the task's first stage
+  static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
+  // More threads than there are, for fewer registers: so the router before has room beside this
+  // kernel, and so has a CTA of the next product, which copies its weights while it waits.
+  // Compressed scales would spill.
+  static constexpr int kBound = kFewThreads + (kCsf ? 128 : 288);
+  static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
+  static constexpr bool kWholeWarps = kCodeUnits % 32 == 0;  // 32 lanes copy of one chunk
+  static_assert(kStageChunks * kScaleUnits <= 32);
+
+  /// Of code unit `unit` (counted over the stage's chunks), from the first tile's start.
+  static __device__ __forceinline__ int code_offset(int quarter, int unit) {
+    const int chunk = unit / kCodeUnits, u = unit % kCodeUnits;
+    if constexpr (format == FormatId::kNf3) {  // two planes
+      return chunk * kTileBytes +
+             (u < 16 ? quarter * 256 + u * 16 : 1024 + quarter * 128 + (u - 16) * 16);
+    } else {
+      return chunk * kTileBytes + (quarter * kCodeUnits + u) * 16;
+    }
+  }
+  static __device__ __forceinline__ int scale_offset(int quarter, int unit) {
+    const int chunk = unit / kScaleUnits, u = unit % kScaleUnits;
+    const int tile = chunk * kTileBytes + kCodes;
+    return tile + (kRescale ? u : quarter * kScaleUnits + u) * 16;
+  }
+};
+
+/// A warp's weights on their way from memory: one asynchronous group a stage, and after its last
+/// stage empty groups, so that the number of groups tells what has arrived.
+template <typename P>
+struct FewStream {
+  const FewArgs& args;
+  const SlotTiles& slots;
+  const WarpTasks& tasks;
+  const uint32_t ring;
+  const int lane;
+  const uint64_t policy = evict_first_policy();
+  // Of the next stage: its first tile, and the lane's first unit of codes and unit of scales.
+  const uint8_t *source = nullptr, *codes = nullptr, *scales = nullptr;
+  int quarter = 0, task = 0, left = 0, place = 0;
+  bool holds = false;  // other warps wait until the first product's copies are all queued
+
+  __device__ __forceinline__ FewStream(const FewArgs& a, const SlotTiles& s, const WarpTasks& t,
+                                       uint32_t ring_at, int own_lane)
+      : args(a), slots(s), tasks(t), ring(ring_at), lane(own_lane) {}
+
+  __device__ __forceinline__ void start_task(uint32_t to) {
+    const bool down = task >= tasks.own_ups;
+    const FewTask t = tasks.at(task++);
+    const int blocks = down ? tasks.down_blocks : tasks.up_blocks;
+    const int64_t block = int64_t{slots.expert_of(t.tile)} * blocks + t.block;
+    const auto* tiles = down ? args.weights.down.tiles : args.weights.gate_up.tiles;
+    left = down ? tasks.down_chunks : tasks.up_chunks;
+    quarter = t.quarter;
+    source = reinterpret_cast<const uint8_t*>(tiles) + block * (left * P::kTileBytes);
+    codes = source + P::code_offset(quarter, lane);
+    if constexpr (P::kScaleUnits > 0) scales = source + P::scale_offset(quarter, lane);
+    if constexpr (P::kCsf) {
+      const uint16_t* bases = down ? args.weights.down.csf.bases : args.weights.gate_up.csf.bases;
+      if (lane == 0) copy_unit_async(to + P::kBasesAt, bases + block * 32 + quarter * 8, policy);
+    }
+  }
+  /// Queues the next stage's copies. Chunks behind the matrix's last, and all behind the last task,
+  /// become zeros. But for a new task this is straight code: it runs beside the products.
+  __device__ __forceinline__ void advance() {
+    const uint32_t to = ring + static_cast<uint32_t>(place * P::kPlaceBytes);
+    if (left <= 0) {
+      if (holds && task == tasks.own_ups) {
+        named_barrier_arrive(kFewStart, kFewThreads);
+        holds = false;
+      }
+      if (task < tasks.own) start_task(to);
+    }
+    constexpr int kUnits = P::kStageChunks * P::kCodeUnits;
+#pragma unroll
+    for (int first = 0; first < kUnits; first += 32) {
+      const int unit = first + lane, chunk = unit / P::kCodeUnits;
+      if (first + 32 > kUnits && unit >= kUnits) continue;
+      const uint8_t* from = P::kWholeWarps ? codes + P::code_offset(0, first)
+                                           : source + P::code_offset(quarter, unit);
+      copy_unit_async(to + static_cast<uint32_t>(16 * unit), from, chunk < left ? 16 : 0, policy);
+    }
+    if constexpr (P::kScaleUnits > 0) {
+      if (lane < P::kStageChunks * P::kScaleUnits) {
+        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales,
+                        lane / P::kScaleUnits < left ? 16 : 0, policy);
+      }
+    }
+    commit_copies();
+    source += P::kStageChunks * P::kTileBytes;
+    codes += P::kStageChunks * P::kTileBytes;
+    scales += P::kStageChunks * P::kTileBytes;
+    left -= P::kStageChunks;
+    place = place + 1 == P::kPlaces ? 0 : place + 1;
+  }
+};
+
+}  // namespace nibble::kernels::cuda
