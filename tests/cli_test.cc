@@ -79,6 +79,30 @@ TEST(Cli, InspectSaysWhatTheDemoIs) {
   EXPECT_GT(stored, 25'000'000);
 }
 
+TEST(Cli, InspectPlansAGpuWithoutOne) {
+  const Outcome r = nibble_run({"inspect", kDemo, "--device", "cuda", "-c", "1000"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("memory plan (one CUDA GPU)"));
+  EXPECT_THAT(r.out, HasSubstr("4096 bytes per token x 1000 tokens"));
+  const Json cpu = *parse_json(nibble_run({"inspect", kDemo, "--json"}).out, "inspect");
+  const Json json = *parse_json(
+      nibble_run({"inspect", kDemo, "--json", "--device", "cuda", "-c", "1000"}).out, "inspect");
+  const Json& plan = json["cuda_plan"];
+  EXPECT_EQ(plan["kv_bytes"], 1000 * 8 * 1 * 128 * 2 * 2);
+  int64_t sum = 0;
+  for (const Json& bytes : plan["weights_by_format"]) sum += bytes.get<int64_t>();
+  EXPECT_EQ(plan["weights_bytes"], sum);
+  // Whole tiles take the stored bytes; the MTP layer stays on the host.
+  EXPECT_EQ(sum,
+            cpu["plan"]["weights_bytes"].get<int64_t>() - cpu["plan"]["mtp_bytes"].get<int64_t>());
+  EXPECT_GT(plan["host_staging_bytes"], 0);
+  EXPECT_FALSE(cpu.contains("cuda_plan"));
+
+  const Outcome ranks = nibble_run({"inspect", kDemo, "--device", "cuda", "--tp", "2"});
+  EXPECT_EQ(ranks.code, 1);
+  EXPECT_THAT(ranks.err, HasSubstr("--tp with --device cuda"));
+}
+
 TEST(Cli, InspectMeasuresCompressedScales) {
   const TempFolder folder;
   const Outcome r =

@@ -12,12 +12,13 @@
 #include "cli/inspect_scales.h"
 #include "cli/session.h"
 #include "model/model.h"
+#include "plan/cuda_plan.h"
 
 namespace nibble::cli {
 namespace {
 
 struct Options {
-  std::string directory, activations = "bf16", scales = "plain", html;
+  std::string directory, activations = "bf16", scales = "plain", device = "cpu", html;
   int64_t ranks = 1, context = 0;
   bool json = false;
 };
@@ -84,11 +85,11 @@ std::vector<Row> table(const recipe::Recipe& recipe, const plan::PrecisionPlan& 
 
 void print_table(std::ostream& out, const std::vector<Row>& rows) {
   Row total;
-  out << std::left << std::setw(20) << "part" << std::setw(13) << "format" << std::setw(26)
+  out << std::left << std::setw(22) << "part" << std::setw(13) << "format" << std::setw(26)
       << "dialect" << std::setw(18) << "shape" << std::right << std::setw(8) << "count"
       << std::setw(11) << "stored" << std::setw(11) << "resident" << '\n';
   const auto line = [&out](const Row& r) {
-    out << std::left << std::setw(20) << r.part << std::setw(13) << r.format << std::setw(26)
+    out << std::left << std::setw(22) << r.part << std::setw(13) << r.format << std::setw(26)
         << r.dialect << std::setw(18) << r.shape << std::right << std::setw(8) << r.count
         << std::setw(11) << bytes_text(r.stored_bytes) << std::setw(11)
         << bytes_text(r.resident_bytes) << '\n';
@@ -122,24 +123,47 @@ std::string expert_formats(const plan::PrecisionPlan& plan) {
   return text.empty() ? "none" : text;
 }
 
+void print_weights(std::ostream& out, const std::map<std::string, int64_t>& by_format) {
+  for (const auto& [format, bytes] : by_format) {
+    out << "  weights " << std::left << std::setw(12) << format << std::right << std::setw(11)
+        << bytes_text(bytes) << '\n';
+  }
+}
+void print_bytes(std::ostream& out, const std::string& name, int64_t bytes,
+                 const std::string& note) {
+  out << "  " << std::left << std::setw(20) << name << std::right << std::setw(11)
+      << bytes_text(bytes) << (note.empty() ? "" : "  ") << note << '\n';
+}
+std::string kv_note(int64_t bytes_per_token, const plan::PlanOptions& options) {
+  return cat(bytes_per_token, " bytes per token x ", options.max_context, " tokens");
+}
+
+/// Of one GPU. Workspaces of a step, some tens of MB, come on top.
+void print_cuda_plan(std::ostream& out, const plan::CudaPlan& plan) {
+  const int64_t kv = plan.kv_bytes_per_token * plan.options.max_context;
+  out << "\nmemory plan (one CUDA GPU)\n";
+  print_weights(out, plan.weights_by_format);
+  print_bytes(out, "weights in all", plan.weights_bytes, "plain scales; no MTP layer");
+  print_bytes(out, "KV cache", kv, kv_note(plan.kv_bytes_per_token, plan.options));
+  print_bytes(out, "staging peak", plan.device_staging_bytes, "while loading");
+  print_bytes(out, "needed in all", plan.weights_bytes + std::max(kv, plan.device_staging_bytes),
+              "and a step's workspace");
+  print_bytes(out, "host staging", plan.host_staging_bytes, "page-locked, while loading");
+}
+
 void print_plan(std::ostream& out, const plan::PrecisionPlan& plan, int64_t workspace) {
   const plan::MemoryPlan& m = plan.memory;
   out << "\nmemory plan"
       << (plan.options.ranks > 1 ? cat(" of each of ", plan.options.ranks, " ranks")
                                  : std::string())
       << " (CPU)\n";
-  for (const auto& [format, bytes] : m.weights_by_format) {
-    out << "  weights " << std::left << std::setw(12) << format << std::right << std::setw(11)
-        << bytes_text(bytes) << '\n';
-  }
+  print_weights(out, m.weights_by_format);
   const auto line = [&out](const std::string& name, int64_t bytes, const std::string& note) {
-    out << "  " << std::left << std::setw(20) << name << std::right << std::setw(11)
-        << bytes_text(bytes) << (note.empty() ? "" : "  ") << note << '\n';
+    print_bytes(out, name, bytes, note);
   };
   line("weights in all", m.weights_bytes,
        m.mtp_bytes > 0 ? cat("MTP ", bytes_text(m.mtp_bytes)) : "");
-  line("KV cache", m.kv_bytes,
-       cat(m.kv_bytes_per_token, " bytes per token x ", plan.options.max_context, " tokens"));
+  line("KV cache", m.kv_bytes, kv_note(m.kv_bytes_per_token, plan.options));
   line("workspace", workspace, cat(plan.options.max_batch_tokens, " rows a step"));
   line("staging peak", m.staging_peak_bytes, "while loading");
   line("needed in all", m.weights_bytes + std::max(m.kv_bytes + workspace, m.staging_peak_bytes),
@@ -178,6 +202,15 @@ Json to_json(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan,
   return json;
 }
 
+Json to_json(const plan::CudaPlan& plan) {
+  return {{"weights_by_format", plan.weights_by_format},
+          {"weights_bytes", plan.weights_bytes},
+          {"kv_bytes_per_token", plan.kv_bytes_per_token},
+          {"kv_bytes", plan.kv_bytes_per_token * plan.options.max_context},
+          {"device_staging_bytes", plan.device_staging_bytes},
+          {"host_staging_bytes", plan.host_staging_bytes}};
+}
+
 // Bytes by part and format, as stored.
 Chart bytes_chart(const std::vector<Row>& rows) {
   std::map<std::string, int64_t> sums;
@@ -209,6 +242,15 @@ int run_inspect(const Options& options, std::ostream& out, std::ostream& err) {
   Result<plan::PrecisionPlan> plan = plan::make_plan(*recipe, plan_options);
   if (!plan) return fail(err, "inspect", plan.error());
   const recipe::ModelConfig& c = recipe->config();
+  const bool on_gpu = options.device == "cuda";
+  plan::CudaPlan cuda;
+  if (on_gpu) {
+    Result<plan::CudaPlan> planned = options.ranks > 1
+                                         ? Error(Code::kUnsupported, "--tp with --device cuda")
+                                         : plan::make_cuda_plan(*recipe, plan_options);
+    if (!planned) return fail(err, "inspect", planned.error());
+    cuda = std::move(*planned);
+  }
   const int64_t workspace =
       model::workspace_bytes(c, plan_options.max_batch_tokens, 64, plan_options.threads);
   const std::vector<Row> rows = table(*recipe, *plan);
@@ -232,12 +274,17 @@ int run_inspect(const Options& options, std::ostream& out, std::ostream& err) {
   if (options.json) {
     Json json = to_json(*recipe, *plan, rows, workspace);
     if (plan_options.scales == plan::Scales::kCsf) json["scales"] = scale_json(scales);
+    if (on_gpu) json["cuda_plan"] = to_json(cuda);
     out << json_dump(json, 2) << '\n';
     return 0;
   }
   out << options.directory << ": " << model << "\nexperts: " << expert_formats(*plan) << "\n\n";
   print_table(out, rows);
-  print_plan(out, *plan, workspace);
+  if (on_gpu) {
+    print_cuda_plan(out, cuda);
+  } else {
+    print_plan(out, *plan, workspace);
+  }
   if (plan_options.scales == plan::Scales::kCsf) print_scale_table(out, scales);
   out << "\nmissing tensors: none\n";  // a missing one is an error above
   for (const std::string& notice : recipe->notices()) out << "note: " << notice << '\n';
@@ -255,6 +302,8 @@ RunFn add_inspect(CLI::App& app) {
   app.add_option("-c,--ctx-size", options->context, "tokens of KV cache to plan (0: the model's)");
   app.add_option("--scales", options->scales, "also encode the block scales and say what they take")
       ->check(CLI::IsMember({"plain", "csf"}));
+  app.add_option("--device", options->device, "whose memory to plan; no GPU is needed")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--html", options->html, "write a page with plots to this file");
   app.add_option("--activations", options->activations, "KV cache and products")
       ->check(CLI::IsMember({"f32", "bf16"}));
