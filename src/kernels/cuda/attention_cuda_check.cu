@@ -149,8 +149,17 @@ class Fixture {
     AttentionHint hint;
     hint.path = path;
     for (const Span& s : spans) hint.max_context = std::max(hint.max_context, s.context + 1);
-    const int64_t need =
-        attention_scratch_bytes(cache, shape_.heads, step.view.rows, hint.max_context);
+    const AttentionArgs args = args_of(q, out, step.view.rows, hint.max_context);
+    must(attention_step(prepare, args, cache, step.view, hint, scratch_.get(), scratch_.bytes(),
+                        nullptr),
+         "attention_step");
+    must(cudaDeviceSynchronize(), "attention_step run");
+    return out.download();
+  }
+  /// With room in scratch_ for `rows` rows of that context.
+  AttentionArgs args_of(const Device<uint16_t>& q, Device<uint16_t>& out, int64_t rows,
+                        int64_t max_context) {
+    const int64_t need = attention_scratch_bytes(cache, shape_.heads, rows, max_context);
     if (scratch_.count() < need) {
       scratch_ = Device<std::byte>(need);
       scratch_.fill(0);
@@ -161,11 +170,7 @@ class Fixture {
     args.heads = shape_.heads;
     args.layer = layer;
     args.scale = shape_.scale();
-    must(attention_step(prepare, args, cache, step.view, hint, scratch_.get(), scratch_.bytes(),
-                        nullptr),
-         "attention_step");
-    must(cudaDeviceSynchronize(), "attention_step run");
-    return out.download();
+    return args;
   }
   bool pages_unchanged() const {
     for (size_t s = 0; s < pages.size(); ++s) {
@@ -191,18 +196,7 @@ class Fixture {
       hint.max_context = std::max(hint.max_context, s.context + s.rows + more_context);
       hint.max_sequence_rows = std::max(hint.max_sequence_rows, s.rows);
     }
-    const int64_t need =
-        attention_scratch_bytes(cache, shape_.heads, step.view.rows, hint.max_context);
-    if (scratch_.count() < need) {
-      scratch_ = Device<std::byte>(need);
-      scratch_.fill(0);
-    }
-    AttentionArgs args;
-    args.q = q.get();
-    args.out = out.get();
-    args.heads = shape_.heads;
-    args.layer = layer;
-    args.scale = shape_.scale();
+    const AttentionArgs args = args_of(q, out, step.view.rows, hint.max_context);
     const auto result =
         attention(args, cache, step.view, hint, scratch_.get(), scratch_.bytes(), nullptr);
     if (!result.has_value() && path != AttentionPath::kAuto) return {};  // does not fit

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_tile.cuh"
+#include "kernels/cuda/stage_ring.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace nibble::kernels::cuda {
@@ -29,22 +30,7 @@ struct ManyGeometry {
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kSmemBytes = kEmpty + 8 * kStages;
   static_assert(kXBytes % 1024 == 0 && kFull % 8 == 0 && kStages >= 3);
-};
-
-template <typename G>
-struct ManyRing {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void advance() {
-    if (++stage == G::kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ uint32_t full() const { return smem_address(many_smem) + G::kFull + 8 * stage; }
-  __device__ uint32_t empty() const { return smem_address(many_smem) + G::kEmpty + 8 * stage; }
-  __device__ uint32_t x() const { return smem_address(many_smem) + stage * G::kXBytes; }
-  __device__ uint32_t w() const { return smem_address(many_smem) + G::kW + stage * G::kWBytes; }
+  static __device__ const uint8_t* smem() { return many_smem; }
 };
 
 /// Places x into chunks: one thread a 16-byte unit, rows past the end are zeros.
@@ -92,7 +78,7 @@ __device__ __forceinline__ void multiply_many(const LinearKernelArgs& args,
                                               int warp, int lane) {
   constexpr int kN = G::kTokens / 2, kChunks = kLinearSegmentChunks;
   constexpr bool kBlockScaled = G::kFormat == FormatId::kFp8Block;
-  ManyRing<G> ring, ahead;
+  StageRing<G> ring, ahead;
   uint32_t a[2][4][4];
   float acc[kN];
   float part[kBlockScaled ? kN : 1];
@@ -220,7 +206,7 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
   }
   if constexpr (G::kCtasPerSm == 1) shrink_registers<40>();
   if (warp == G::kGroups * 4) {
-    ManyRing<G> ring;
+    StageRing<G> ring;
     const uint8_t* source =
         args.packed + static_cast<int64_t>(first_block + lane) * args.chunk_count * G::kTileBytes;
     for (int chunk = 0; chunk < args.chunk_count; ++chunk) {
@@ -236,7 +222,7 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
       ring.advance();
     }
   } else if (warp == G::kGroups * 4 + 1 && lane == 0) {
-    ManyRing<G> ring;
+    StageRing<G> ring;
     wait_for_previous_kernel();
     proxy_fence();
     const uint32_t bytes =

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/moe_stream.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/stage_ring.cuh"
 
 namespace nibble::kernels::cuda {
 
@@ -56,29 +56,16 @@ struct StreamGeometry {
   static constexpr int kSmemBytes = kBases + kBasesBytes;
   static_assert(kStages >= 3);
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
+  static __device__ const uint8_t* smem() { return moe_smem; }
 };
 
-/// A role's position in the ring of stages.
 template <typename G>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ void advance() {
-    if (++stage == G::kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ uint32_t full() const { return smem_address(moe_smem) + G::kFull + 8 * stage; }
-  __device__ uint32_t empty() const { return smem_address(moe_smem) + G::kEmpty + 8 * stage; }
-  __device__ uint32_t x() const { return smem_address(moe_smem) + stage * G::kXBytes; }
-  __device__ uint32_t w() const { return smem_address(moe_smem) + G::kW + stage * G::kWBytes; }
+struct Ring : StageRing<G> {
   /// Tile `i` of the stage: codes, then scales.
   __device__ const uint8_t* tile(int i) const {
-    return moe_smem + G::kW + stage * G::kWBytes + i * G::kTileBytes;
+    return moe_smem + G::kW + this->stage * G::kWBytes + i * G::kTileBytes;
   }
-  __device__ void wait_full() const { mbarrier_wait(full(), phase); }
+  __device__ void wait_full() const { mbarrier_wait(this->full(), this->phase); }
 };
 
 /// A role's position in the queue of items: written by warp 0, read by the other roles.
