@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <random>
+#include <vector>
 
 namespace nibble::device {
 namespace {
@@ -104,10 +106,27 @@ Result<double> copy_speed(std::byte* to, const std::byte* from, int64_t bytes,
   return static_cast<double>(bytes) / (milliseconds[milliseconds.size() / 2] * 1e-3);
 }
 
+/// Random bytes, as weights are: one block from the host, then copies of what is there.
+Result<void> fill_random(std::byte* to, int64_t bytes) {
+  std::vector<uint64_t> block(size_t{2} << 20);
+  std::mt19937_64 random(1);
+  for (uint64_t& word : block) word = random();
+  int64_t filled = std::min(bytes, static_cast<int64_t>(block.size() * sizeof(uint64_t)));
+  cudaError_t error =
+      cudaMemcpy(to, block.data(), static_cast<size_t>(filled), cudaMemcpyHostToDevice);
+  while (filled < bytes && error == cudaSuccess) {
+    const int64_t more = std::min(filled, bytes - filled);
+    error = cudaMemcpy(to + filled, to, static_cast<size_t>(more), cudaMemcpyDeviceToDevice);
+    filled += more;
+  }
+  if (error != cudaSuccess) return cuda_error(Code::kDeviceLost, "filling memory", error);
+  return {};
+}
+
 }  // namespace
 
 Result<double> cuda_copy_bandwidth() {
-  // Large enough that starting and ending do not count: 1 GiB is 12 % slower on an H200.
+  // Large enough that starting and ending do not count.
   constexpr int64_t kMostBytes = int64_t{4} << 30;
   size_t free = 0, total = 0;
   const cudaError_t error = cudaMemGetInfo(&free, &total);
@@ -115,7 +134,7 @@ Result<double> cuda_copy_bandwidth() {
   const int64_t bytes = std::min(kMostBytes, static_cast<int64_t>(free) / 3);
   NIBBLE_TRY(const Memory from, cuda_memory(bytes));
   NIBBLE_TRY(const Memory to, cuda_memory(bytes));
-  cudaMemset(from.data(), 0x5A, static_cast<size_t>(bytes));
+  NIBBLE_TRY(fill_random(from.data(), bytes));
   NIBBLE_TRY(const double speed,
              copy_speed(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice));
   return 2 * speed;

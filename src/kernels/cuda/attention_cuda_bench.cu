@@ -1,5 +1,6 @@
 // Speed of attention, prepare, norm and sampling on the GPU at hand: graph replays, microseconds
 // per call (median, lowest, highest of the replays), GB/s of the bytes that must be read.
+#include "device/cuda.h"
 #include "kernels/cuda/attention_case.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
@@ -191,7 +192,7 @@ void bench_sample(int64_t rows, const RowSampling& params, const char* name, flo
 }
 
 int run() {
-  copy_rate = copy_bandwidth();
+  copy_rate = must(device::cuda_copy_bandwidth(), "copy bandwidth") * 1e-9;
   std::printf("copy: %.0f GB/s\n", copy_rate);
   const HeadShape a3b = {32, 4, 128, KvFormat::kBf16}, a3b8 = {32, 4, 128, KvFormat::kFp8E4m3};
   const HeadShape glm = {96, 8, 128, KvFormat::kBf16};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <random>
 
+#include "device/cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_case.h"
@@ -33,12 +34,6 @@ void fill(const DeviceBuffer& b, uint32_t mask = 0xBFBFBFBFu, uint32_t set = 0x3
 
 constexpr int kReplays = 15;
 double spread_of(const test::Times& t) { return 100.0 * (t.high - t.low) / t.median; }
-
-double copy_bandwidth() {
-  DeviceBuffer from(int64_t{4} << 30), to(from.bytes());
-  fill(from);
-  return test::copy_bandwidth(from, to);
-}
 
 /// Stands for the small kernels between products (norms): one CTA, waits, reads and writes little.
 __global__ void __launch_bounds__(512) between_kernel(const float* y, uint32_t* x) {
@@ -136,7 +131,7 @@ int run(int argc, char** argv) {
   };
   cudaDeviceProp device;
   must(cudaGetDeviceProperties(&device, 0), "device");
-  const double copy = copy_bandwidth();
+  const double copy = must(device::cuda_copy_bandwidth(), "copy bandwidth");
   std::printf("%s, copy %.2f TB/s\n", device.name, copy * 1e-12);
   std::printf("| format | matrix | kernel | rows | us | spread %% | TB/s | %% copy | TFLOP/s |\n");
   const Shape qkv{"qkv", 5120, 2048}, o{"o", 2048, 4096}, head{"head", 151552, 2048};

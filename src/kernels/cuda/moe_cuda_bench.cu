@@ -2,6 +2,7 @@
 #include <cmath>
 #include <memory>
 
+#include "device/cuda.h"
 #include "kernels/cuda/moe_bench.h"
 #include "kernels/cuda/moe_case.h"
 
@@ -11,12 +12,6 @@ namespace {
 double median(std::vector<float> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
-}
-
-double copy_bandwidth() {
-  DeviceBuffer from(int64_t{4} << 30), to(from.bytes());
-  fill_random(from.as<uint8_t>(), from.bytes(), 1);
-  return test::copy_bandwidth(from, to);
 }
 
 using WeightSets = std::vector<std::unique_ptr<LayerWeights>>;
@@ -198,7 +193,7 @@ MoeBenchReport run(const MoeShape& s, LayerFormats f, Geometry geometry,
   report.hidden = s.hidden;
   report.inter = s.inter;
   report.top_k = s.top_k;
-  report.copy_bandwidth = copy_bandwidth();
+  report.copy_bandwidth = must(device::cuda_copy_bandwidth(), "copy bandwidth");
   const int64_t layer_bytes =
       s.experts * (packed_bytes(f.gate_up, Product::kGateUp, s.hidden, s.inter) +
                    packed_bytes(f.down, Product::kDown, s.hidden, s.inter));

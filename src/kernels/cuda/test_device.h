@@ -219,39 +219,4 @@ Times time_graph(int calls, int replays, const Queue& queue) {
   return {us[us.size() / 2], us.front(), us.back()};
 }
 
-/// Bytes read and written per second by a copy of all of `from` to `to`: the median of nine.
-inline double copy_bandwidth(const DeviceBuffer& from, const DeviceBuffer& to) {
-  const auto bytes = static_cast<size_t>(from.bytes());
-  cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin), "event");
-  must(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 11; ++i) {
-    must(cudaEventRecord(begin), "event");
-    must(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice), "copy");
-    must(cudaEventRecord(end), "event");
-    must(cudaEventSynchronize(end), "event");
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 2) times.push_back(ms);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::sort(times.begin(), times.end());
-  return 2.0 * static_cast<double>(bytes) / (times[times.size() / 2] * 1e-3);
-}
-
-/// Bytes read and written per second by a device-to-device copy, in GB/s.
-inline double copy_bandwidth() {
-  const int64_t bytes = int64_t{1} << 30;
-  Device<std::byte> from(bytes), to(bytes);
-  from.fill(1);
-  const Times t = time_graph(4, 5, [&](cudaStream_t stream, int) {
-    must(cudaMemcpyAsync(to.get(), from.get(), static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
-                         stream),
-         "copy");
-  });
-  return 2.0 * static_cast<double>(bytes) / t.median * 1e-3;
-}
-
 }  // namespace nibble::kernels::cuda::test
