@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iomanip>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <tuple>
@@ -134,19 +135,19 @@ void print_bytes(std::ostream& out, const std::string& name, int64_t bytes,
   out << "  " << std::left << std::setw(20) << name << std::right << std::setw(11)
       << bytes_text(bytes) << (note.empty() ? "" : "  ") << note << '\n';
 }
-std::string kv_note(int64_t bytes_per_token, const plan::PlanOptions& options) {
-  return cat(bytes_per_token, " bytes per token x ", options.max_context, " tokens");
+void print_kv(std::ostream& out, int64_t bytes, int64_t per_token, int64_t context) {
+  print_bytes(out, "KV cache", bytes, cat(per_token, " bytes per token x ", context, " tokens"));
 }
 
-/// Of one GPU. Workspaces of a step, some tens of MB, come on top.
-void print_cuda_plan(std::ostream& out, const plan::CudaPlan& plan) {
-  const int64_t kv = plan.kv_bytes_per_token * plan.options.max_context;
+/// Of one GPU. A step's workspace, which depends on the batch, comes on top.
+void print_plan(std::ostream& out, const plan::CudaPlan& plan) {
   out << "\nmemory plan (one CUDA GPU)\n";
   print_weights(out, plan.weights_by_format);
   print_bytes(out, "weights in all", plan.weights_bytes, "plain scales; no MTP layer");
-  print_bytes(out, "KV cache", kv, kv_note(plan.kv_bytes_per_token, plan.options));
+  print_kv(out, plan.kv_bytes, plan.kv_bytes_per_token, plan.options.max_context);
   print_bytes(out, "staging peak", plan.device_staging_bytes, "while loading");
-  print_bytes(out, "needed in all", plan.weights_bytes + std::max(kv, plan.device_staging_bytes),
+  print_bytes(out, "needed in all",
+              plan.weights_bytes + std::max(plan.kv_bytes, plan.device_staging_bytes),
               "and a step's workspace");
   print_bytes(out, "host staging", plan.host_staging_bytes, "page-locked, while loading");
 }
@@ -158,16 +159,13 @@ void print_plan(std::ostream& out, const plan::PrecisionPlan& plan, int64_t work
                                  : std::string())
       << " (CPU)\n";
   print_weights(out, m.weights_by_format);
-  const auto line = [&out](const std::string& name, int64_t bytes, const std::string& note) {
-    print_bytes(out, name, bytes, note);
-  };
-  line("weights in all", m.weights_bytes,
-       m.mtp_bytes > 0 ? cat("MTP ", bytes_text(m.mtp_bytes)) : "");
-  line("KV cache", m.kv_bytes, kv_note(m.kv_bytes_per_token, plan.options));
-  line("workspace", workspace, cat(plan.options.max_batch_tokens, " rows a step"));
-  line("staging peak", m.staging_peak_bytes, "while loading");
-  line("needed in all", m.weights_bytes + std::max(m.kv_bytes + workspace, m.staging_peak_bytes),
-       "");
+  print_bytes(out, "weights in all", m.weights_bytes,
+              m.mtp_bytes > 0 ? cat("MTP ", bytes_text(m.mtp_bytes)) : "");
+  print_kv(out, m.kv_bytes, m.kv_bytes_per_token, plan.options.max_context);
+  print_bytes(out, "workspace", workspace, cat(plan.options.max_batch_tokens, " rows a step"));
+  print_bytes(out, "staging peak", m.staging_peak_bytes, "while loading");
+  print_bytes(out, "needed in all",
+              m.weights_bytes + std::max(m.kv_bytes + workspace, m.staging_peak_bytes), "");
 }
 
 Json to_json(const recipe::Recipe& recipe, const plan::PrecisionPlan& plan,
@@ -206,7 +204,7 @@ Json to_json(const plan::CudaPlan& plan) {
   return {{"weights_by_format", plan.weights_by_format},
           {"weights_bytes", plan.weights_bytes},
           {"kv_bytes_per_token", plan.kv_bytes_per_token},
-          {"kv_bytes", plan.kv_bytes_per_token * plan.options.max_context},
+          {"kv_bytes", plan.kv_bytes},
           {"device_staging_bytes", plan.device_staging_bytes},
           {"host_staging_bytes", plan.host_staging_bytes}};
 }
@@ -242,12 +240,12 @@ int run_inspect(const Options& options, std::ostream& out, std::ostream& err) {
   Result<plan::PrecisionPlan> plan = plan::make_plan(*recipe, plan_options);
   if (!plan) return fail(err, "inspect", plan.error());
   const recipe::ModelConfig& c = recipe->config();
-  const bool on_gpu = options.device == "cuda";
-  plan::CudaPlan cuda;
-  if (on_gpu) {
-    Result<plan::CudaPlan> planned = options.ranks > 1
-                                         ? Error(Code::kUnsupported, "--tp with --device cuda")
-                                         : plan::make_cuda_plan(*recipe, plan_options);
+  std::optional<plan::CudaPlan> cuda;
+  if (options.device == "cuda") {
+    if (options.ranks > 1) {
+      return fail(err, "inspect", Error(Code::kUnsupported, "--tp with --device cuda"));
+    }
+    Result<plan::CudaPlan> planned = plan::make_cuda_plan(*recipe, plan_options);
     if (!planned) return fail(err, "inspect", planned.error());
     cuda = std::move(*planned);
   }
@@ -274,14 +272,14 @@ int run_inspect(const Options& options, std::ostream& out, std::ostream& err) {
   if (options.json) {
     Json json = to_json(*recipe, *plan, rows, workspace);
     if (plan_options.scales == plan::Scales::kCsf) json["scales"] = scale_json(scales);
-    if (on_gpu) json["cuda_plan"] = to_json(cuda);
+    if (cuda) json["cuda_plan"] = to_json(*cuda);
     out << json_dump(json, 2) << '\n';
     return 0;
   }
   out << options.directory << ": " << model << "\nexperts: " << expert_formats(*plan) << "\n\n";
   print_table(out, rows);
-  if (on_gpu) {
-    print_cuda_plan(out, cuda);
+  if (cuda) {
+    print_plan(out, *cuda);
   } else {
     print_plan(out, *plan, workspace);
   }

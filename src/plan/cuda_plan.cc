@@ -171,6 +171,7 @@ Result<CudaPlan> make_cuda_plan(const recipe::Recipe& recipe, const PlanOptions&
     NIBBLE_TRY(plan.groups.back(), group_experts(recipe, layer));
   }
   plan.kv_bytes_per_token = kv_geometry(config, kernels::Activations::kBf16).bytes_per_token();
+  plan.kv_bytes = plan.kv_bytes_per_token * plan.options.max_context;
   plan.staging = staging_for(codes);
   plan.host_staging_bytes = plan.staging.host_bytes(plan.staging.readers);
   // Slots, gate's and up's scales, and what encoding them takes (about twice their bytes).

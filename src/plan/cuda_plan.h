@@ -41,7 +41,7 @@ struct CudaPlan {
   std::vector<std::vector<CudaExpertGroup>> groups;  // [layers]; empty for a dense layer
   std::map<std::string, int64_t> weights_by_format;  // device bytes, plain scales
   int64_t weights_bytes = 0;
-  int64_t kv_bytes_per_token = 0;
+  int64_t kv_bytes_per_token = 0, kv_bytes = 0;  // BF16
   CudaStaging staging;
   /// Page-locked host memory and device memory that loading uses at most, beside the weights.
   int64_t host_staging_bytes = 0, device_staging_bytes = 0;

@@ -35,6 +35,7 @@ TEST(CudaPlan, WholeTilesTakeTheStoredBytes) {
   for (const auto& [format, bytes] : plan->weights_by_format) sum += bytes;
   EXPECT_EQ(sum, plan->weights_bytes);
   EXPECT_EQ(plan->kv_bytes_per_token, 2 * 2 * 128 * 2);
+  EXPECT_EQ(plan->kv_bytes, plan->options.max_context * plan->kv_bytes_per_token);
   ASSERT_EQ(plan->groups.size(), 2u);
   ASSERT_EQ(plan->groups[1].size(), 1u);
   EXPECT_EQ(plan->groups[1][0].experts.size(), 8u);
