@@ -43,10 +43,6 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, int rank) 
 __device__ __forceinline__ void cluster_store(uint32_t remote, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
 }
-__device__ __forceinline__ void cluster_store(uint32_t remote, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(v.x), "f"(v.y)
-               : "memory");
-}
 /// Stores and counts the bytes on the mbarrier `bar`, both in the same CTA of the cluster.
 __device__ __forceinline__ void cluster_store_async(uint32_t remote, float v, uint32_t bar) {
   asm volatile(

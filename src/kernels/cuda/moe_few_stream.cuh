@@ -2,7 +2,6 @@
 // own asynchronous copies, to its own ring in shared memory.
 #pragma once
 
-#include "kernels/cuda/csf_index.h"
 #include "kernels/cuda/moe_few_tasks.cuh"
 
 namespace nibble::kernels::cuda {
