@@ -1,10 +1,13 @@
-// Which GPUs can run which experts: host arithmetic over what the kernels ask for. Needs no GPU.
+// Which GPUs can run which experts, and division by multiplication: host arithmetic. Needs no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/divisor.h"
 #include "kernels/cuda/moe_layer.h"
 
 namespace nibble::kernels::cuda {
@@ -82,6 +85,26 @@ TEST(MoeDevice, AFormatWithoutAKernelIsNamed) {
   const Result<void> runs = moe_runs_on(kH200, shape(2048, 768, 8), one);
   ASSERT_FALSE(runs);
   EXPECT_THAT(runs.error().message(), HasSubstr("f16"));
+}
+
+TEST(Divisor, DividesWhatItSaysItDoes) {
+  std::mt19937_64 rng(7);
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(rng() % static_cast<uint64_t>(n));
+  };
+  for (int64_t i = 0; i < 3000; ++i) {
+    const int64_t d = i < 1000 ? i + 1 : 1 + below(int64_t{1} << (5 + i % 20));
+    const int64_t end = std::min(((int64_t{1} << 32) - 1) / d, int64_t{INT32_MAX});
+    ASSERT_TRUE(Divisor::divides(end, d));
+    const Divisor divisor(d);
+    std::vector<int64_t> numbers = {0, 1, d - 1, d, d + 1, end / d * d - 1, end / d * d, end};
+    for (int n = 0; n < 50; ++n) numbers.push_back(below(end + 1));
+    for (const int64_t n : numbers) {
+      if (n < 0 || n > end) continue;
+      ASSERT_EQ(divisor.of(static_cast<int>(n)), n / d) << n << " / " << d;
+    }
+  }
+  EXPECT_FALSE(Divisor::divides(int64_t{1} << 31, 2));
 }
 
 }  // namespace

@@ -21,12 +21,12 @@ template <typename P>
 struct FewJob {
   typename FewRun<P>::Task run;
   int tile, count, slot, group;  // slot: of the lane's token
-  int64_t pair;                  // first product: the lane's pair of channels in h
+  int pair;                      // first product: the lane's pair of channels in h
   float bias[2];                 // gate and up, or of two neighbouring channels
 
-  __device__ __forceinline__ FewJob(const FewArgs& args, int number, const WarpTasks& tasks,
-                                    const SlotTiles& slots, const FewTiles& lists,
-                                    const uint8_t* rows, int lane) {
+  __device__ __forceinline__ void set(const FewArgs& args, int number, const WarpTasks& tasks,
+                                      const SlotTiles& slots, const FewTiles& lists,
+                                      const uint8_t* rows, int lane) {
     const bool down = number >= tasks.own_ups;
     const FewTask task = tasks.at(number);
     const int g = lane / 4, t = lane % 4, expert = slots.expert_of(task.tile);
@@ -34,7 +34,7 @@ struct FewJob {
     group = task.group;
     count = lists.rows[tile];
     slot = lists.slots[tile][g < count ? g : 0];  // columns without a token: any
-    pair = packed_row(Product::kGateUp, task.block, task.quarter, 2 * t, 0);
+    pair = static_cast<int>(packed_row(Product::kGateUp, task.block, task.quarter, 2 * t, 0));
     const int64_t channel =
         packed_row(down ? Product::kDown : Product::kGateUp, task.block, task.quarter, g, 0);
     const int64_t width = down ? args.shape.hidden : args.shape.inter;
@@ -47,9 +47,9 @@ struct FewJob {
     }
     const int blocks = down ? tasks.down_blocks : tasks.up_blocks;
     const int chunk_count = down ? tasks.down_chunks : tasks.up_chunks;
-    const int row =
-        down ? slot * few_row_bytes(args.shape.inter)
-             : slot / static_cast<int>(args.shape.top_k) * few_row_bytes(args.shape.hidden);
+    const int row = down ? slot * few_row_bytes(args.shape.inter)
+                         : small_quotient(slot, static_cast<int>(args.shape.top_k)) *
+                               few_row_bytes(args.shape.hidden);
     run = {down, task.quarter, chunk_count, (int64_t{expert} * blocks + task.block) * chunk_count,
            rows + row + 32 * t};
   }
@@ -77,14 +77,16 @@ struct FewJob {
   }
 };
 
-/// `rows` rows of `units` 16-byte units to shared memory, at row_bytes each; what is behind `valid`
-/// units becomes zero.
-__device__ __forceinline__ void copy_rows_async(const uint8_t* from, int64_t stride, int rows,
-                                                int valid, int units, uint32_t to, int row_bytes) {
-  for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += kFewThreads) {
-    const int row = i / units, unit = i % units;
-    copy_unit_async(to + static_cast<uint32_t>(row * row_bytes + unit * 16),
-                    from + row * stride + (unit < valid ? unit * 16 : 0), unit < valid ? 16 : 0);
+/// x to shared memory, zeros behind its rows.
+__device__ __forceinline__ void stage_x(const FewArgs& args, uint8_t* rows) {
+  const int hidden = static_cast<int>(args.shape.hidden), stride = few_row_bytes(hidden);
+  const int units = stride / 16 - 1, valid = hidden / 8;
+  const uint32_t to = smem_address(rows);
+  for (int i = static_cast<int>(threadIdx.x); i < args.tokens * units; i += kFewThreads) {
+    const int row = args.x_units.of(i), unit = i - row * units;
+    copy_unit_async(to + static_cast<uint32_t>(row * stride + unit * 16),
+                    args.x + int64_t{2} * row * hidden + (unit < valid ? unit * 16 : 0),
+                    unit < valid ? 16 : 0);
   }
 }
 
@@ -93,22 +95,23 @@ __device__ __forceinline__ void stage_h(const FewArgs& args, uint8_t* rows) {
   const int stride = few_row_bytes(args.shape.inter), units = stride / 16 - 1;
   const int valid = static_cast<int>(chunks(args.shape.inter)) * 8;
   for (int u = static_cast<int>(threadIdx.x); u < args.slots * units; u += kFewThreads) {
-    const int row = u / units, unit = u % units;
+    const int row = args.h_units.of(u), unit = u - row * units;
     const auto* from = reinterpret_cast<const uint4*>(args.h) + row * valid + unit;
     *reinterpret_cast<uint4*>(rows + row * stride + unit * 16) =
         unit < valid ? __ldcg(from) : make_uint4(0, 0, 0, 0);
   }
 }
 
-/// All CTAs have come here, and what they wrote before is visible.
-__device__ __forceinline__ void wait_for_grid(FewCounters& counters) {
+/// The CTA's writes are done: other CTAs that wait for the grid will see them.
+__device__ __forceinline__ void arrive_at_grid(FewCounters& counters) {
   __syncthreads();
+  if (threadIdx.x == 0) add_release(&counters.arrived, 1);
+}
+/// All CTAs have arrived.
+__device__ __forceinline__ void wait_for_grid(FewCounters& counters) {
   if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(&counters.arrived, 1);
     while (load_acquire(&counters.arrived) < static_cast<int>(gridDim.x)) {
     }
-    __threadfence();
   }
   __syncthreads();
   // The last CTA to get through leaves the counters as the next launch wants them.
@@ -130,14 +133,13 @@ __global__ void __launch_bounds__(P::kBound, 1)
   const uint8_t* ring = few_smem + warp * P::kPlaces * P::kPlaceBytes;
   const int hidden = static_cast<int>(args.shape.hidden);
 
-  WarpTasks tasks(args.shape, warp);
+  WarpTasks tasks(args, warp);
 
   allow_next_kernel();
   wait_for_previous_kernel();
   const bool valid = lane < args.slots;
   const int expert = valid && args.ids != nullptr ? args.ids[lane] : 0;
-  copy_rows_async(args.x, int64_t{2} * hidden, args.tokens, hidden / 8,
-                  few_row_bytes(hidden) / 16 - 1, smem_address(rows), few_row_bytes(hidden));
+  stage_x(args, rows);
   commit_copies();
   const SlotTiles slots = sort_slots(expert, valid, lists, warp == 0, lane);
   tasks.set_tiles(slots.count);
@@ -175,13 +177,16 @@ __global__ void __launch_bounds__(P::kBound, 1)
     if (waits) named_barrier(kFewStart, kFewThreads);
   }
   FewRun<P> run(args, stream, ring, lane);
+  FewJob<P> job;
 #pragma unroll 1
   for (int i = 0;; ++i) {
-    const int number = min(i, tasks.own - 1);
-    const bool any = i < tasks.own;
-    const FewJob<P> job(args, max(number, 0), tasks, slots, lists, rows, lane);
-    if (any) run.begin(job.run);
-    if (i == tasks.own_ups) {
+    const bool any = i < tasks.own, second = i == tasks.own_ups;
+    if (second) arrive_at_grid(*args.counters);
+    if (any) {  // while the other CTAs come
+      job.set(args, i, tasks, slots, lists, rows, lane);
+      run.begin(job.run);
+    }
+    if (second) {
       wait_for_grid(*args.counters);
       stage_h(args, rows);
       __syncthreads();
@@ -195,7 +200,8 @@ __global__ void __launch_bounds__(P::kBound, 1)
   const int top_k = static_cast<int>(args.shape.top_k);
   const int outputs = tasks.down_groups * args.tokens * kFewGroup;
   for (int i = static_cast<int>(threadIdx.x); i < outputs; i += kFewThreads) {
-    const int group = i / kFewGroup / args.tokens, token = i / kFewGroup % args.tokens;
+    const int group = small_quotient(i / kFewGroup, args.tokens);
+    const int token = i / kFewGroup - group * args.tokens;
     const int channel = (tasks.down_begin + group) * kFewGroup + i % kFewGroup;
     if (channel >= hidden) continue;
     const float* share = shares + (group * args.slots + token * top_k) * kFewGroup + i % kFewGroup;

@@ -2,6 +2,7 @@
 // instances, in a file per family of formats (moe_few_<family>.cu).
 #pragma once
 
+#include "kernels/cuda/divisor.h"
 #include "kernels/cuda/workspace.h"
 
 namespace nibble::kernels::cuda {
@@ -31,6 +32,8 @@ struct FewArgs {
   uint8_t* h;                   // [slots][chunks(inter)][64] BF16
   FewCounters* counters;
   int tokens, slots;
+  // CTAs; (expert, 16 rows) of one expert in the first product; units of a row of x, and of h
+  Divisor ctas, expert_ups, x_units, h_units;
 };
 
 /// A launchable instance; kernel == nullptr: none was found.

@@ -24,10 +24,10 @@ struct FewPiece {
   static constexpr int kBasesAt = kScalesAt + kStageChunks * kScaleUnits * 16;
   static constexpr int kPlaceBytes = kBasesAt + (kCsf ? 16 : 0);  // with the task's first stage
   static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
-  // More threads than there are, for fewer registers: so the router before has room beside this
-  // kernel, and so has a CTA of the next product, which copies its weights while it waits.
-  // Compressed scales would spill.
-  static constexpr int kBound = kFewThreads + (kCsf ? 128 : 288);
+  // More threads than there are, for at most 80 registers (compressed scales: the compiler is let
+  // take 96 and takes 80): so the router before has room beside this kernel (norm_route.cuh), and
+  // so has a CTA of the next product, which copies its weights while it waits.
+  static constexpr int kBound = kFewThreads + (kCsf ? 128 : 256);
   static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
   static constexpr bool kWholeWarps = kCodeUnits % 32 == 0;  // 32 lanes copy of one chunk
   static_assert(kStageChunks * kScaleUnits <= 32);

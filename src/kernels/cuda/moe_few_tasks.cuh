@@ -36,6 +36,12 @@ __device__ __forceinline__ SlotTiles sort_slots(int expert, bool valid, FewTiles
   return s;
 }
 
+/// n / d for 0 <= n < 4096 and 0 < d <= 64: the rounding is far smaller than the distance of
+/// (n + 0.5) / d from the next whole number.
+__device__ __forceinline__ int small_quotient(int n, int d) {
+  return __float2int_rz(__fdividef(static_cast<float>(n) + 0.5f, static_cast<float>(d)));
+}
+
 /// 16 rows of one expert's matrix.
 struct FewTask {
   int tile, block, quarter;
@@ -45,25 +51,33 @@ struct FewTask {
 /// A warp's tasks: those of the first product, then those of the second. Warps that have none of
 /// the first get the second's first. Of the CTA, unless said otherwise.
 struct WarpTasks {
-  int up_blocks, down_blocks, up_chunks, down_chunks, down_begin, down_groups, warp;
-  int tile_count = 0, up_begin = 0, up_count = 0, own_ups = 0, own = 0;  // own: the warp's
+  int up_blocks, down_blocks, up_chunks, down_chunks, warp;
+  int down_begin = 0, down_groups = 0, tile_count = 0, up_begin = 0, up_count = 0, own_ups = 0,
+      own = 0;  // own: the warp's
 
-  static __device__ __forceinline__ int share(int all, int cta) {  // what the CTAs before have
-    return static_cast<int>(static_cast<unsigned>(all) * static_cast<unsigned>(cta) / gridDim.x);
+  Divisor ctas, expert_ups;
+
+  __device__ __forceinline__ int share(int all, unsigned cta) const {  // what the CTAs before have
+    return ctas.of(all * static_cast<int>(cta));
   }
-  __device__ __forceinline__ WarpTasks(const MoeShape& shape, int warp_in_cta)
-      : up_blocks(static_cast<int>(row_blocks(Product::kGateUp, shape.hidden, shape.inter))),
-        down_blocks(static_cast<int>(row_blocks(Product::kDown, shape.hidden, shape.inter))),
-        up_chunks(static_cast<int>(chunks(shape.hidden))),
-        down_chunks(static_cast<int>(chunks(shape.inter))),
-        down_begin(share(few_groups(shape.hidden), static_cast<int>(blockIdx.x))),
-        down_groups(share(few_groups(shape.hidden), static_cast<int>(blockIdx.x) + 1) - down_begin),
-        warp(warp_in_cta) {}
+  __device__ __forceinline__ WarpTasks(const FewArgs& args, int warp_in_cta)
+      : up_blocks(
+            static_cast<int>(row_blocks(Product::kGateUp, args.shape.hidden, args.shape.inter))),
+        down_blocks(
+            static_cast<int>(row_blocks(Product::kDown, args.shape.hidden, args.shape.inter))),
+        up_chunks(static_cast<int>(chunks(args.shape.hidden))),
+        down_chunks(static_cast<int>(chunks(args.shape.inter))),
+        warp(warp_in_cta),
+        ctas(args.ctas),
+        expert_ups(args.expert_ups) {
+    down_begin = share(few_groups(args.shape.hidden), blockIdx.x);
+    down_groups = share(few_groups(args.shape.hidden), blockIdx.x + 1) - down_begin;
+  }
   __device__ __forceinline__ void set_tiles(int tiles) {
     const int ups = tiles * up_blocks * 4;
     tile_count = tiles;
-    up_begin = share(ups, static_cast<int>(blockIdx.x));
-    up_count = share(ups, static_cast<int>(blockIdx.x) + 1) - up_begin;
+    up_begin = share(ups, blockIdx.x);
+    up_count = share(ups, blockIdx.x + 1) - up_begin;
     own_ups = (up_count - warp + kFewWarps - 1) / kFewWarps;
     const int downs = down_groups * tiles - first_down();
     own = own_ups + (downs > 0 ? (downs + kFewWarps - 1) / kFewWarps : 0);
@@ -73,15 +87,13 @@ struct WarpTasks {
   }
   __device__ __forceinline__ FewTask at(int i) const {
     if (i < own_ups) {
-      const unsigned number = static_cast<unsigned>(up_begin + warp + i * kFewWarps);
-      const unsigned tile = number / static_cast<unsigned>(up_blocks * 4);
-      const int local = static_cast<int>(number - tile * static_cast<unsigned>(up_blocks * 4));
-      return {static_cast<int>(tile), local / 4, local % 4, 0};
+      const int number = up_begin + warp + i * kFewWarps, tile = expert_ups.of(number);
+      const int local = number - tile * up_blocks * 4;
+      return {tile, local / 4, local % 4, 0};
     }
-    const unsigned number = static_cast<unsigned>(first_down() + (i - own_ups) * kFewWarps);
-    const int group = static_cast<int>(number / static_cast<unsigned>(tile_count));
-    return {static_cast<int>(number) - group * tile_count, (down_begin + group) / 4,
-            (down_begin + group) % 4, group};
+    const int number = first_down() + (i - own_ups) * kFewWarps;
+    const int group = small_quotient(number, tile_count);
+    return {number - group * tile_count, (down_begin + group) / 4, (down_begin + group) % 4, group};
   }
 };
 

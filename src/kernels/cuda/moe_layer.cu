@@ -111,6 +111,11 @@ bool alike(const MoeWeights& w) {
   return w.gate_up.format == w.down.format && w.gate_up.scale_form == w.down.scale_form;
 }
 
+/// 16 rows of one expert's gate and up matrix.
+int64_t expert_ups(const MoeShape& shape) {
+  return 4 * row_blocks(Product::kGateUp, shape.hidden, shape.inter);
+}
+
 /// The kernel for few slots that fits shared memory, or none.
 struct FewChoice {
   FewKernel kernel;
@@ -119,7 +124,9 @@ struct FewChoice {
 FewChoice choose_few(const MoeShape& shape, std::span<const MoeWeights> groups, int64_t tokens,
                      const Gpu& gpu) {
   if (groups.size() != 1 || !alike(groups[0]) || tokens > kFewTokens ||
-      tokens * shape.top_k > kFewSlots) {
+      tokens * shape.top_k > kFewSlots ||
+      !Divisor::divides(tokens * shape.top_k * expert_ups(shape) * gpu.processors,
+                        gpu.processors)) {
     return {};
   }
   const ExpertMatrices& m = groups[0].gate_up;
@@ -237,7 +244,7 @@ Result<void> launch_few(const FewChoice& few, const FewArgs& args, const Gpu& gp
 }
 
 FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs& args,
-                 const MoeWorkspace& work) {
+                 const MoeWorkspace& work, const Gpu& gpu) {
   return {.shape = shape,
           .weights = weights,
           .x = static_cast<const uint8_t*>(args.x),
@@ -248,7 +255,11 @@ FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs
           .h = work.h,
           .counters = work.few,
           .tokens = static_cast<int>(args.tokens),
-          .slots = static_cast<int>(args.tokens * shape.top_k)};
+          .slots = static_cast<int>(args.tokens * shape.top_k),
+          .ctas = Divisor(gpu.processors),
+          .expert_ups = Divisor(expert_ups(shape)),
+          .x_units = Divisor(few_row_bytes(shape.hidden) / 16 - 1),
+          .h_units = Divisor(few_row_bytes(shape.inter) / 16 - 1)};
 }
 
 Result<void> launch_slices(const MoeShape& shape, std::span<const MoeWeights> groups,
@@ -268,7 +279,7 @@ Result<void> launch_slices(const MoeShape& shape, std::span<const MoeWeights> gr
     if (args.add != nullptr) slice.add += first * shape.hidden;
     slice.y += first * shape.hidden;
     const FewChoice few = choose_few(shape, groups, slice.tokens, gpu);
-    NIBBLE_TRY(launch_few(few, few_args(shape, groups[0], slice, work), gpu, stream));
+    NIBBLE_TRY(launch_few(few, few_args(shape, groups[0], slice, work, gpu), gpu, stream));
   }
   return {};
 }
@@ -302,7 +313,7 @@ Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const Mo
     const FewChoice few = choose_few(shape, weights.groups, args.tokens, gpu);
     if (few.kernel.kernel != nullptr &&
         (geometry == Geometry::kFew || few_pays(shape, args.tokens, gpu))) {
-      return launch_few(few, few_args(shape, weights.groups[0], args, work), gpu, stream);
+      return launch_few(few, few_args(shape, weights.groups[0], args, work, gpu), gpu, stream);
     }
     if (geometry == Geometry::kFew) {
       return Error(Code::kInvalidArgument, "MoE layer: too many slots for this geometry");
