@@ -8,6 +8,10 @@
 
 namespace nibble::kernels::cuda {
 
+/// For __launch_bounds__(this, 2): 48 registers a thread, so that 512 threads find room beside the
+/// experts' kernel (moe_few_stream.cuh).
+constexpr int kThreadsFor48Registers = 640;
+
 /// In clusters of `cluster` CTAs (from Hopper on; grid is a multiple of it), or 0: without.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped_clusters(void (*kernel)(Params...), int grid, int cluster,

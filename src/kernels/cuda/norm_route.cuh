@@ -1,7 +1,7 @@
 // Residual addition, RMSNorm and routing of a few rows in one kernel: a cluster of CTAs takes a
-// row. Every CTA norms the row itself, multiplies it with its experts' weights (in registers before
-// the kernel before has ended) and sends the logits to the first CTA, which chooses. Same order of
-// sums as the norm kernel and the router kernels.
+// row. Every CTA norms the row itself, multiplies it with its experts' weights (in shared memory
+// before the kernel before has ended) and sends the logits to the first CTA, which chooses. Same
+// order of sums as the norm kernel and the router kernels.
 #pragma once
 
 #include "kernels/cuda/cluster.cuh"
@@ -28,7 +28,7 @@ struct NormRouteLaunch {
 
 constexpr int kNormRouteThreads = 512, kNormRouteWarps = kNormRouteThreads / 32;
 constexpr int kNormRouteQuads = 2;  // float4 of the row that a thread holds, at most
-constexpr int kNormRouteAhead = 4;  // steps of weights in registers
+constexpr int kNormRouteAhead = 4;  // steps of weights on their way
 constexpr int kMaxNormRouteHidden = 4 * kMaxNormThreads * kNormRouteQuads;
 
 /// A warp takes `experts` experts and a quarter of the columns; kNormRouteWarps / 4 warps side by
@@ -38,21 +38,26 @@ struct NormRouteGeometry {
   static constexpr bool kBf16 = bf16;
   static constexpr int kExperts = experts, kCluster = cluster;
   static constexpr int kCtaExperts = experts * kNormRouteWarps / kQuarters;
-  static_assert(kCtaExperts <= kNormRouteWarps);  // a warp sums one expert's parts
+  static_assert(kCtaExperts <= kNormRouteWarps);    // a warp sums one expert's parts
+  static constexpr int kQuadBytes = bf16 ? 8 : 16;  // four weights: what a lane copies and reads
+  static constexpr int kWarpFloats = kNormRouteAhead * experts * 32 * kQuadBytes / 4;
 };
 
-/// Shared floats: the normed row, parts, logits, the choice, correction bias, a rehearsal's choice.
-NIBBLE_HD constexpr int norm_route_floats(int hidden, int cta_experts, int experts) {
-  return hidden + kQuarters * cta_experts * 32 + (experts + 3) / 4 * 4 + choice_floats(experts) +
-         experts + 2 * kCompactTopK;
+/// Shared floats: weights, the normed row, parts, logits, the choice, correction bias, a
+/// rehearsal's choice.
+template <typename G>
+NIBBLE_HD constexpr int norm_route_floats(int hidden, int experts) {
+  return kNormRouteWarps * G::kWarpFloats + hidden + kQuarters * G::kCtaExperts * 32 +
+         (experts + 3) / 4 * 4 + choice_floats(experts) + experts + 2 * kCompactTopK;
 }
 
 #if defined(NIBBLE_HAS_BULK_COPY)
+/// Every lane copies what it will read.
 template <typename G>
-__device__ __forceinline__ void load_router_weights(
-    const NormRouteLaunch& a, int first_expert, int base, int end, int lane,
-    RawWeights<G::kBf16> (&raw)[kNormRouteAhead][G::kExperts]) {
-  constexpr int kElement = G::kBf16 ? 2 : 4;
+__device__ __forceinline__ void copy_router_weights(const NormRouteLaunch& a, int first_expert,
+                                                    int base, int end, int lane,
+                                                    float* warp_weights) {
+  const uint32_t to = smem_address(warp_weights);
 #pragma unroll
   for (int s = 0; s < kNormRouteAhead; ++s) {
     const int column = base + s * kStepColumns + 4 * lane;
@@ -60,28 +65,37 @@ __device__ __forceinline__ void load_router_weights(
 #pragma unroll
     for (int e = 0; e < G::kExperts; ++e) {
       const int expert = min(first_expert + e, a.choice.experts - 1);
-      raw[s][e].load(a.matrix + static_cast<int64_t>(expert) * a.hidden * kElement, column);
+      const int64_t at = static_cast<int64_t>(expert) * a.hidden + column;
+      copy_small_async<G::kQuadBytes>(
+          to + static_cast<uint32_t>(((s * G::kExperts + e) * 32 + lane) * G::kQuadBytes),
+          a.matrix + at * (G::kQuadBytes / 4));
     }
   }
+  commit_copies();
 }
 
 /// One quarter of a warp's experts: 32 lanes' sums each to `parts` [expert][32].
 template <typename G>
-__device__ __forceinline__ void route_quarter(
-    const NormRouteLaunch& a, const float* x, int first_expert, int base, int end, bool loaded,
-    int lane, RawWeights<G::kBf16> (&raw)[kNormRouteAhead][G::kExperts], float* parts) {
+__device__ __forceinline__ void route_quarter(const NormRouteLaunch& a, const float* x,
+                                              int first_expert, int base, int end, bool copied,
+                                              int lane, float* warp_weights, float* parts) {
   float acc[G::kExperts] = {};
 #pragma unroll 1
   for (; base < end; base += kNormRouteAhead * kStepColumns) {
-    if (!loaded) load_router_weights<G>(a, first_expert, base, end, lane, raw);
-    loaded = false;
+    if (!copied) copy_router_weights<G>(a, first_expert, base, end, lane, warp_weights);
+    copied = false;
+    wait_copies<0>();
 #pragma unroll
     for (int s = 0; s < kNormRouteAhead; ++s) {
       const int column = base + s * kStepColumns + 4 * lane;
       if (column >= end) continue;
       const float4 v = *reinterpret_cast<const float4*>(x + column);
 #pragma unroll
-      for (int e = 0; e < G::kExperts; ++e) acc[e] = dot4(raw[s][e].value(), v, acc[e]);
+      for (int e = 0; e < G::kExperts; ++e) {
+        RawWeights<G::kBf16> raw;
+        raw.read(warp_weights, (s * G::kExperts + e) * 32 + lane);
+        acc[e] = dot4(raw.value(), v, acc[e]);
+      }
     }
   }
 #pragma unroll
@@ -90,16 +104,16 @@ __device__ __forceinline__ void route_quarter(
 
 /// Places in shared memory.
 struct NormRouteShared {
-  float *x, *parts, *logits, *warp_sums;
+  float *warp_weights, *x, *parts, *logits, *warp_sums;
   uint32_t bar;
 };
 
 /// Norms the row, multiplies it, sends the logits; the first CTA then has them all, and stores the
 /// new residual.
 template <typename G>
-__device__ __forceinline__ void norm_and_multiply(
-    const NormRouteLaunch& a, const NormRouteShared& shared, bool compact, int rank, int row,
-    int thread, RawWeights<G::kBf16> (&raw)[kNormRouteAhead][G::kExperts]) {
+__device__ __forceinline__ void norm_and_multiply(const NormRouteLaunch& a,
+                                                  const NormRouteShared& shared, bool compact,
+                                                  int rank, int row, int thread) {
   const int lane = thread % 32, warp = uniform(thread / 32), quarter = warp % kQuarters;
   const int experts = a.choice.experts, own_expert = warp / kQuarters * G::kExperts;
   const int pieces = (experts + G::kCtaExperts - 1) / G::kCtaExperts;
@@ -137,7 +151,7 @@ __device__ __forceinline__ void norm_and_multiply(
   bool first = true;
   for (int piece = rank; piece < pieces; piece += G::kCluster) {
     const int first_expert = piece * G::kCtaExperts;
-    route_quarter<G>(a, x, first_expert + own_expert, begin, end, first, lane, raw,
+    route_quarter<G>(a, x, first_expert + own_expert, begin, end, first, lane, shared.warp_weights,
                      parts + (quarter * G::kCtaExperts + own_expert) * 32);
     __syncthreads();
     if (first) cluster_wait();
@@ -172,7 +186,8 @@ __device__ __forceinline__ void norm_and_multiply(
 #endif
 
 template <typename G>
-__global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 || !G::kBf16 ? 1 : 2)
+__global__ void __launch_bounds__(G::kExperts > 2 ? kNormRouteThreads : kThreadsFor48Registers,
+                                  G::kExperts > 2 ? 1 : 2)
     norm_route_kernel(const __grid_constant__ NormRouteLaunch a) {
 #if defined(NIBBLE_HAS_BULK_COPY)
   extern __shared__ __align__(16) float norm_route_smem[];
@@ -184,16 +199,17 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 || !G::kBf1
   const int experts = a.choice.experts;
   const int begin = quarter * quarter_columns(a.hidden);
   const int end = min(a.hidden, begin + quarter_columns(a.hidden));
-  float* x = norm_route_smem;
+  float* x = norm_route_smem + kNormRouteWarps * G::kWarpFloats;
   float* parts = x + a.hidden;
   float* logits = parts + kQuarters * G::kCtaExperts * 32;
   float* scratch = logits + (experts + 3) / 4 * 4;
-  const NormRouteShared shared = {x, parts, logits, warp_sums, smem_address(&arrived)};
+  const NormRouteShared shared = {
+      norm_route_smem + warp * G::kWarpFloats, x, parts, logits, warp_sums, smem_address(&arrived)};
   const bool compact = choice_is_compact(a.choice);
 
   allow_next_kernel();
-  RawWeights<G::kBf16> raw[kNormRouteAhead][G::kExperts];
-  load_router_weights<G>(a, rank * G::kCtaExperts + tile * G::kExperts, begin, end, lane, raw);
+  copy_router_weights<G>(a, rank * G::kCtaExperts + tile * G::kExperts, begin, end, lane,
+                         shared.warp_weights);
   const int quads = a.hidden / 4, threads = norm_threads(quads);
 #pragma unroll
   for (int i = 0; i < kNormRouteQuads; ++i) {  // every thread reads only what it has put there
@@ -218,18 +234,20 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 || !G::kBf1
     }
   }
   // The choice is run once a launch, by one warp, while weights stream through the caches: fetching
-  // its instructions then would take longer than running them. So that warp rehearses it, on
-  // whatever shared memory holds.
+  // its instructions then would take longer than running them. So that warp rehearses it, one round
+  // of it, on whatever shared memory holds.
 #pragma unroll 1
   for (int turn = compact && rank == 0 && warp == 0 ? 0 : 1; turn < 2; ++turn) {
     float* rehearsed = scratch + choice_floats(experts) + experts;
     auto* ids = reinterpret_cast<int32_t*>(rehearsed);
     float* weights = rehearsed + kCompactTopK;
+    choice.top_k = 1;
     if (turn == 1) {
       cluster_arrive_relaxed();  // this CTA has started, its barrier is there, logits may come
       wait_for_previous_kernel();
-      norm_and_multiply<G>(a, shared, compact, rank, row, thread, raw);
+      norm_and_multiply<G>(a, shared, compact, rank, row, thread);
       if (rank != 0 || warp != 0) return;
+      choice.top_k = a.choice.top_k;
       ids = a.ids + static_cast<int64_t>(row) * choice.top_k;
       weights = a.weights + static_cast<int64_t>(row) * choice.top_k;
       if (!compact) {
@@ -244,8 +262,8 @@ __global__ void __launch_bounds__(kNormRouteThreads, G::kExperts > 2 || !G::kBf1
 
 template <typename G>
 cudaError_t launch_norm_route(const NormRouteLaunch& a, cudaStream_t stream) {
-  const size_t smem = size_t{4} * static_cast<size_t>(norm_route_floats(a.hidden, G::kCtaExperts,
-                                                                        a.choice.experts));
+  const size_t smem =
+      size_t{4} * static_cast<size_t>(norm_route_floats<G>(a.hidden, a.choice.experts));
   cudaError_t e = cudaFuncSetAttribute(
       norm_route_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
   if (e == cudaSuccess && G::kCluster > 8) {
@@ -267,7 +285,7 @@ bool norm_route_fits() {
   config.gridDim = dim3(G::kCluster);
   config.blockDim = dim3(kNormRouteThreads);
   config.dynamicSmemBytes =
-      size_t{4} * static_cast<size_t>(norm_route_floats(kMaxNormRouteHidden, G::kCtaExperts, 1024));
+      size_t{4} * static_cast<size_t>(norm_route_floats<G>(kMaxNormRouteHidden, 1024));
   config.attrs = &attribute;
   config.numAttrs = 1;
   int clusters = 0;

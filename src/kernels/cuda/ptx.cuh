@@ -68,7 +68,14 @@ __device__ __forceinline__ void bulk_load_streaming(uint32_t dst, const void* sr
 __device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
-/// The same; with bytes = 0 the target becomes zero.
+/// 8 or 16 bytes from global to shared memory, through the L1.
+template <int bytes>
+__device__ __forceinline__ void copy_small_async(uint32_t dst, const void* src) {
+  static_assert(bytes == 8 || bytes == 16);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(dst), "l"(src), "n"(bytes)
+               : "memory");
+}
+/// The same as copy_unit_async; with bytes = 0 the target becomes zero.
 __device__ __forceinline__ void copy_unit_async(uint32_t dst, const void* src, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
                : "memory");

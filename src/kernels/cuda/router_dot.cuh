@@ -22,6 +22,16 @@ struct RawWeights {
       v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
     }
   }
+  /// Four weights copied to shared memory: the `at`-th four.
+  __device__ __forceinline__ void read(const void* shared, int at) {
+    if constexpr (bf16) {
+      const uint2 two = static_cast<const uint2*>(shared)[at];
+      v[0] = two.x, v[1] = two.y;
+    } else {
+      const uint4 four = static_cast<const uint4*>(shared)[at];
+      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+    }
+  }
   __device__ __forceinline__ float4 value() const {
     if constexpr (bf16) {
       return make_float4(__uint_as_float(v[0] << 16), __uint_as_float(v[0] & 0xFFFF0000u),
