@@ -119,6 +119,7 @@ bool plan_clusters(AttentionLaunch& launch, const AttentionHint& hint, int64_t c
     if (blocks > ctas * kMaxClusterTurns) continue;
     launch.ctas = static_cast<int>(ctas);
     launch.splits = static_cast<int>(blocks);
+    launch.processors = static_cast<int>(processors);
     return true;
   }
   return false;

@@ -96,8 +96,12 @@ __device__ __forceinline__ float4 fold_groups(int blocks, int lane, const LoadSu
   return total;
 }
 
-template <int kHeadDim, KvFormat kFormat>
-__global__ void __launch_bounds__(kClusterThreads, 2)
+/// More threads than there are: the compiler then takes 65 to 80 registers, and two CTAs do not fit
+/// a processor. Clusters that share processors are slower than clusters that wait for their own.
+constexpr int kAloneBound = 768;
+
+template <int kHeadDim, KvFormat kFormat, bool kAlone>
+__global__ void __launch_bounds__(kAlone ? kAloneBound : kClusterThreads, kAlone ? 1 : 2)
     attention_cluster_kernel(const __grid_constant__ AttentionLaunch a) {
 #if defined(NIBBLE_HAS_BULK_COPY)
   using Tile = KvTile<kHeadDim, kFormat>;
@@ -351,7 +355,9 @@ cudaError_t launch_clusters(const AttentionLaunch& launch, int blocks, cudaStrea
   const int smem =
       KvTile<kHeadDim, kFormat>::kSmem +
       cluster_fold_bytes(launch.splits, (heads + launch.ctas - 1) / launch.ctas, kHeadDim);
-  const auto kernel = attention_cluster_kernel<kHeadDim, kFormat>;
+  const auto kernel = blocks <= launch.processors
+                          ? attention_cluster_kernel<kHeadDim, kFormat, true>
+                          : attention_cluster_kernel<kHeadDim, kFormat, false>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (error == cudaSuccess && launch.ctas > 8) {

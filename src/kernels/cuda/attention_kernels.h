@@ -29,6 +29,7 @@ struct AttentionLaunch {
   int* counters = nullptr;         // [row_units * kv_heads * parts], zero between launches
   float* partial = nullptr;        // [row_units][splits][heads][head_dim]
   float2* partial_sums = nullptr;  // the same without head_dim: maximum, sum
+  int processors = 0;              // of the GPU
   int ctas = 0;  // of a cluster, which takes a row's heads of one part (splits: blocks, at most)
 
   // Tiles kernel.
