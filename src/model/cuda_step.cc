@@ -5,11 +5,9 @@
 #include "device/cuda.h"
 #include "kernels/cuda/attention_pages.h"
 #include "kernels/cuda/sample.h"
-#include "load/cuda_ring.h"
+#include "kernels/cuda/step_copy.h"
 
 namespace nibble::model {
-
-using load::cuda_ok;
 
 Result<void> CudaStep::allocate(const StepLimits& limits) {
   limits_ = limits;
@@ -30,11 +28,10 @@ Result<void> CudaStep::allocate(const StepLimits& limits) {
   logit_rows_at_ = take(4 * limits_.max_logit_rows);
   sampling_at_ =
       take(limits_.max_logit_rows * static_cast<int64_t>(sizeof(kernels::cuda::RowSampling)));
-  facts_bytes_ = at;
   table_at_ = take(4 * limits_.max_sequences * table_stride_);
+  NIBBLE_TRY(device_, device::cuda_memory(at));
   out_at_ = take(8 * limits_.max_logit_rows);
   NIBBLE_TRY(host_, device::cuda_pinned(at));
-  NIBBLE_TRY(device_, device::cuda_memory(at));
   return {};
 }
 
@@ -97,24 +94,20 @@ void CudaStep::set(const StepInput& input, int64_t padded_rows, int64_t padded_l
 }
 
 Result<void> CudaStep::upload(int64_t max_context, cudaStream_t stream) {
-  NIBBLE_TRY(
-      cuda_ok(cudaMemcpyAsync(device_.data(), host_.data(), static_cast<size_t>(facts_bytes_),
-                              cudaMemcpyHostToDevice, stream),
-              "step"));
-  const auto pitch = static_cast<size_t>(4 * table_stride_);
+  constexpr int64_t kSamplingWords = sizeof(kernels::cuda::RowSampling) / 4;
   const int64_t pages =
       (max_context + kernels::cuda::kKvPageTokens - 1) / kernels::cuda::kKvPageTokens;
-  return cuda_ok(cudaMemcpy2DAsync(device_.data() + table_at_, pitch, host_.data() + table_at_,
-                                   pitch, static_cast<size_t>(4 * std::min(pages, table_stride_)),
-                                   static_cast<size_t>(sequences_), cudaMemcpyHostToDevice, stream),
-                 "step");
-}
-
-Result<void> CudaStep::download_draws(cudaStream_t stream) {
-  return cuda_ok(cudaMemcpyAsync(host_.data() + out_at_, device_.data() + out_at_,
-                                 static_cast<size_t>(8 * limits_.max_logit_rows),
-                                 cudaMemcpyDeviceToHost, stream),
-                 "step");
+  const auto words = [&](int64_t at, int64_t count, int64_t rows = 1, int64_t stride = 0) {
+    return kernels::cuda::WordRows{host_ints(at), reinterpret_cast<int32_t*>(device_.data() + at),
+                                   static_cast<int32_t>(count), static_cast<int32_t>(rows),
+                                   static_cast<int32_t>(stride)};
+  };
+  return kernels::cuda::copy_step(
+      {words(tokens_at_, rows_), words(positions_at_, rows_), words(row_sequence_at_, rows_),
+       words(row_begin_at_, sequences_ + 1), words(logit_rows_at_, logits_),
+       words(sampling_at_, logits_ * kSamplingWords),
+       words(table_at_, std::min(pages, table_stride_), sequences_, table_stride_)},
+      stream);
 }
 
 kernels::cuda::StepView CudaStep::view() const {

@@ -1,5 +1,6 @@
 // One step's facts on their way to the GPU: filled in page-locked memory, copied to the same device
-// addresses every time, so that a captured graph sees each step's new contents.
+// addresses every time, so that a captured graph sees each step's new contents. What is drawn the
+// GPU writes to page-locked memory itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,8 +20,6 @@ class CudaStep {
   void set(const StepInput& input, int64_t padded_rows, int64_t padded_logits);
   /// Queues the copy to the device: the page table up to `max_context` positions.
   Result<void> upload(int64_t max_context, cudaStream_t stream);
-  /// Queues the copy of tokens and logprobs, or of logits, back.
-  Result<void> download_draws(cudaStream_t stream);
 
   kernels::cuda::StepView view() const;
   int64_t rows() const { return rows_; }
@@ -30,13 +29,10 @@ class CudaStep {
   const int32_t* logit_rows() const { return device_ints(logit_rows_at_); }
   const void* sampling() const { return device_.data() + sampling_at_; }
   bool greedy() const { return greedy_; }
-  int32_t* tokens_out() const { return reinterpret_cast<int32_t*>(device_.data() + out_at_); }
+  /// [logit_count()], in host memory that the GPU can write.
+  int32_t* tokens_out() const { return host_ints(out_at_); }
   float* logprobs_out() const {
     return reinterpret_cast<float*>(tokens_out() + limits_.max_logit_rows);
-  }
-  const int32_t* tokens_host() const { return reinterpret_cast<int32_t*>(host_.data() + out_at_); }
-  const float* logprobs_host() const {
-    return reinterpret_cast<const float*>(tokens_host() + limits_.max_logit_rows);
   }
 
  private:
@@ -48,9 +44,9 @@ class CudaStep {
   StepLimits limits_;
   device::Memory host_, device_;
   int64_t table_stride_ = 0;
-  // Byte offsets, the same on both sides.
+  // Byte offsets, the same on both sides; out_at_ is the host's alone.
   int64_t tokens_at_ = 0, positions_at_ = 0, row_sequence_at_ = 0, row_begin_at_ = 0,
-          logit_rows_at_ = 0, sampling_at_ = 0, facts_bytes_ = 0, table_at_ = 0, out_at_ = 0;
+          logit_rows_at_ = 0, sampling_at_ = 0, table_at_ = 0, out_at_ = 0;
   int64_t rows_ = 0, sequences_ = 0, logits_ = 0, max_context_ = 0, max_rows_ = 0;
   bool greedy_ = true;
 };

@@ -298,8 +298,7 @@ Result<void> Glm4MoeCuda::queue_head(bool draw) {
   sample.greedy_only = step_.greedy();
   sample.tokens = step_.tokens_out();
   sample.logprobs = step_.logprobs_out();
-  NIBBLE_TRY(cuda::sample(sample, b_.sample, b_.sample_bytes, stream_));
-  return step_.download_draws(stream_);
+  return cuda::sample(sample, b_.sample, b_.sample_bytes, stream_);
 }
 
 Result<void> Glm4MoeCuda::queue(const KvCache& cache, int64_t context, bool draw,
@@ -394,8 +393,8 @@ Result<void> Glm4MoeCuda::forward(const kernels::Exec&, const StepInput& input,
   }
   NIBBLE_TRY(cuda_ok(cudaStreamSynchronize(stream_), "step"));
   if (draw) {
-    std::copy_n(step_.tokens_host(), wanted, output.tokens);
-    std::copy_n(step_.logprobs_host(), wanted, output.logprobs);
+    std::copy_n(step_.tokens_out(), wanted, output.tokens);
+    std::copy_n(step_.logprobs_out(), wanted, output.logprobs);
     return {};
   }
   if (output.logits != nullptr && wanted > 0) {

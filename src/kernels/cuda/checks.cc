@@ -27,6 +27,7 @@ constexpr KernelCheck kChecks[] = {
     {"router", "f32", check_router},
     {"attention", "bf16", check_attention},
     {"attention", "fp8", check_attention},
+    {"step", "i32", check_step},
     {"embed", "f32", check_embed},
     {"embed", "f16", check_embed},
     {"embed", "bf16", check_embed},

@@ -29,6 +29,7 @@ struct CheckSummary {
 
 CheckSummary check_linear(const CheckOptions& options, std::ostream& out);
 CheckSummary check_router(const CheckOptions& options, std::ostream& out);
+CheckSummary check_step(const CheckOptions& options, std::ostream& out);
 CheckSummary check_embed(const CheckOptions& options, std::ostream& out);
 CheckSummary check_norm(const CheckOptions& options, std::ostream& out);
 CheckSummary check_sample(const CheckOptions& options, std::ostream& out);

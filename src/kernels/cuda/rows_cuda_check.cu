@@ -1,11 +1,14 @@
 // Embedding rows and RMSNorm rows against exact references; rows alone and gathered have the same
-// bits.
+// bits. A step's words arrive, and no others change.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/step_copy.h"
 #include "kernels/cuda/test_device.h"
 
 namespace nibble::kernels::cuda {
@@ -155,7 +158,49 @@ void check_rows(Checks& checks, int64_t hidden, int64_t rows, bool with_delta) {
   checks.expect(zeros, name + ": row -1 is zeros");
 }
 
+/// Runs of random sizes, one of rows with words between them, in one page-locked block.
+void check_copy(Checks& checks, int seed) {
+  std::mt19937 rng(static_cast<unsigned>(seed));
+  const auto below = [&](int n) { return static_cast<int32_t>(rng() % static_cast<unsigned>(n)); };
+  constexpr int kGap = 3;
+  StepCopy copy;
+  std::vector<int64_t> begin;
+  int64_t all = 0;
+  for (WordRows& r : copy) {
+    r.words = seed == 0 ? 1 : below(seed < 3 ? 40 : 3000);
+    begin.push_back(all);
+    all += r.words + kGap;
+  }
+  copy.back().rows = 1 + below(20);
+  copy.back().stride = copy.back().words + kGap;
+  all += int64_t{copy.back().stride} * copy.back().rows;
+  int32_t* host = nullptr;
+  must(cudaMallocHost(&host, static_cast<size_t>(all) * 4), "page-locked");
+  Device<int32_t> device(all);
+  device.fill(0xFF);
+  std::vector<int32_t> want(static_cast<size_t>(all), -1);
+  for (int64_t i = 0; i < all; ++i) host[i] = below(1 << 30);
+  for (size_t n = 0; n < copy.size(); ++n) {
+    WordRows& r = copy[n];
+    r.from = host + begin[n];
+    r.to = device.get() + begin[n];
+    for (int row = 0; row < r.rows; ++row) {
+      const int64_t at = begin[n] + int64_t{row} * r.stride;
+      std::copy_n(host + at, r.words, want.begin() + at);
+    }
+  }
+  must(copy_step(copy, nullptr), "copy_step");
+  checks.expect(device.download() == want, cat("step of ", all, " words"));
+  must(cudaFreeHost(host), "page-locked");
+}
+
 }  // namespace
+
+CheckSummary check_step(const CheckOptions& options, std::ostream& out) {
+  return run_checks(options, out, [](Checks& checks) {
+    for (int seed = 0; seed < 12; ++seed) check_copy(checks, seed);
+  });
+}
 
 CheckSummary check_embed(const CheckOptions& options, std::ostream& out) {
   const FormatId format = options.format == "f32"   ? FormatId::kF32
