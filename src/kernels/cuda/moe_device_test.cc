@@ -1,4 +1,4 @@
-// Which GPUs can run which experts, and division by multiplication: host arithmetic. Needs no GPU.
+// Which GPUs can run what, and division by multiplication: host arithmetic. Needs no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/divisor.h"
 #include "kernels/cuda/moe_layer.h"
+#include "kernels/cuda/router.h"
 
 namespace nibble::kernels::cuda {
 namespace {
@@ -85,6 +86,17 @@ TEST(MoeDevice, AFormatWithoutAKernelIsNamed) {
   const Result<void> runs = moe_runs_on(kH200, shape(2048, 768, 8), one);
   ASSERT_FALSE(runs);
   EXPECT_THAT(runs.error().message(), HasSubstr("f16"));
+}
+
+TEST(NormRoute, TakesTwoKernelsWhereItsWeightsDoNotFit) {
+  for (const int64_t hidden : {2048, 4096}) {
+    EXPECT_LE(norm_route_bytes(FormatId::kBf16, hidden, 128), kRtx5090.shared_bytes) << hidden;
+    EXPECT_GT(norm_route_bytes(FormatId::kF32, hidden, 128), kRtx5090.shared_bytes) << hidden;
+    for (const FormatId f : {FormatId::kBf16, FormatId::kF32}) {
+      EXPECT_LE(norm_route_bytes(f, hidden, 1024), kH200.shared_bytes) << hidden;
+    }
+  }
+  EXPECT_GT(norm_route_bytes(FormatId::kBf16, 4096, 512), kRtx5090.shared_bytes);
 }
 
 TEST(Divisor, DividesWhatItSaysItDoes) {

@@ -351,19 +351,45 @@ constexpr int64_t kWideClusterRows = 8;
 constexpr int kMaxDevices = 64;
 
 template <bool bf16>
-cudaError_t launch_norm_route(const NormRouteLaunch& args, int device, cudaStream_t stream) {
-  using Wide = NormRouteGeometry<bf16, 2, 16>;
+using WideClusters = NormRouteGeometry<bf16, 2, 16>;
+template <bool bf16>
+using NarrowClusters = NormRouteGeometry<bf16, 4, 8>;
+
+/// Whether rows go to clusters of 16; they fit then, whatever the matrix.
+template <bool bf16>
+bool takes_wide(int64_t rows, int device) {
   static std::atomic<int8_t> wide_fits[kMaxDevices];  // 0 not asked, 1 yes, 2 no
-  bool wide = args.rows <= kWideClusterRows && device < kMaxDevices;
-  if (wide) {
-    if (wide_fits[device] == 0) wide_fits[device] = norm_route_fits<Wide>() ? 1 : 2;
-    wide = wide_fits[device] == 1;
-  }
-  return wide ? launch_norm_route<Wide>(args, stream)
-              : launch_norm_route<NormRouteGeometry<bf16, 4, 8>>(args, stream);
+  if (rows > kWideClusterRows || device >= kMaxDevices) return false;
+  if (wide_fits[device] == 0) wide_fits[device] = norm_route_fits<WideClusters<bf16>>() ? 1 : 2;
+  return wide_fits[device] == 1;
+}
+
+/// Whether the fused kernel finds room on the GPU: its weights lie in shared memory.
+bool fits_clusters(const AddRmsNormArgs& norm, const RouterWeight& weight, const Gpu& gpu) {
+  const bool bf16 = weight.format == formats::FormatId::kBf16;
+  return (bf16 ? takes_wide<true>(norm.rows, gpu.index)
+               : takes_wide<false>(norm.rows, gpu.index)) ||
+         norm_route_bytes(weight.format, norm.hidden, weight.experts) <= gpu.shared_bytes;
+}
+
+template <bool bf16>
+cudaError_t launch_norm_route(const NormRouteLaunch& args, int device, cudaStream_t stream) {
+  return takes_wide<bf16>(args.rows, device)
+             ? launch_norm_route<WideClusters<bf16>>(args, stream)
+             : launch_norm_route<NarrowClusters<bf16>>(args, stream);
 }
 
 }  // namespace
+
+int64_t norm_route_bytes(formats::FormatId format, int64_t hidden, int64_t experts) {
+  constexpr int64_t kStatic = 256;
+  const int floats = format == formats::FormatId::kBf16
+                         ? norm_route_floats<NarrowClusters<true>>(static_cast<int>(hidden),
+                                                                   static_cast<int>(experts))
+                         : norm_route_floats<NarrowClusters<false>>(static_cast<int>(hidden),
+                                                                    static_cast<int>(experts));
+  return kStatic + int64_t{4} * floats;
+}
 
 int64_t router_scratch_bytes(int64_t max_rows, int64_t experts) {
   return kCounterBytes + max_rows * experts * 4;
@@ -414,7 +440,8 @@ Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
   }
   NIBBLE_TRY(const Gpu gpu, current_gpu());
   if (path == NormRoutePath::kTwoKernels || norm.rows > kClusterRows ||
-      norm.hidden > kMaxNormRouteHidden || !gpu.has_bulk_copies()) {
+      norm.hidden > kMaxNormRouteHidden || !gpu.has_bulk_copies() ||
+      !fits_clusters(norm, weight, gpu)) {
     NIBBLE_TRY(add_rms_norm(norm, stream));
     return route(weight, params, norm.normed_f32, 0, norm.rows, scratch, ids, weights, stream);
   }

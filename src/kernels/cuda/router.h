@@ -52,11 +52,14 @@ Result<void> route(const RouterWeight& weight, const RouterParams& params, const
 enum class NormRoutePath : uint8_t { kAuto, kTwoKernels, kFused };
 
 /// add_rms_norm(norm) and route() of its FP32 result, same bits. kFused: one kernel for up to 16
-/// rows of up to 4096 columns (from Hopper on), otherwise the two. norm.hidden is the matrix's.
-/// norm.normed_f32 is needed and holds anything afterwards. norm.weight, like the matrix and its
-/// biases, may be read before the stream's previous kernel has ended.
+/// rows of up to 4096 columns (from Hopper on, where its shared memory fits), otherwise the two.
+/// norm.hidden is the matrix's. norm.normed_f32 is needed and holds anything afterwards.
+/// norm.weight, like the matrix and its biases, may be read before the stream's previous kernel has
+/// ended.
 Result<void> norm_route(const AddRmsNormArgs& norm, const RouterWeight& weight,
                         const RouterParams& params, void* scratch, int32_t* ids, float* weights,
                         cudaStream_t stream, NormRoutePath path = NormRoutePath::kAuto);
+/// Shared memory of a CTA of the fused kernel without clusters of 16, by the matrix's format.
+int64_t norm_route_bytes(formats::FormatId format, int64_t hidden, int64_t experts);
 
 }  // namespace nibble::kernels::cuda
