@@ -289,12 +289,15 @@ bool norm_route_fits() {
   config.attrs = &attribute;
   config.numAttrs = 1;
   int clusters = 0;
-  return cudaFuncSetAttribute(norm_route_kernel<G>, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                              1) == cudaSuccess &&
-         cudaFuncSetAttribute(norm_route_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(config.dynamicSmemBytes)) == cudaSuccess &&
-         cudaOccupancyMaxActiveClusters(&clusters, norm_route_kernel<G>, &config) == cudaSuccess &&
-         clusters > 0;
+  const bool fits =
+      cudaFuncSetAttribute(norm_route_kernel<G>, cudaFuncAttributeNonPortableClusterSizeAllowed,
+                           1) == cudaSuccess &&
+      cudaFuncSetAttribute(norm_route_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(config.dynamicSmemBytes)) == cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&clusters, norm_route_kernel<G>, &config) == cudaSuccess &&
+      clusters > 0;
+  if (!fits) cudaGetLastError();  // an answer: the next call that asks for errors should not see it
+  return fits;
 }
 
 }  // namespace nibble::kernels::cuda

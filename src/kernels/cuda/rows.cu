@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(kEmbedThreads)
     embed_kernel(const EmbedTable table, const StepView step, float* out) {
   const int64_t row = blockIdx.x;
   wait_for_previous_kernel();
+  // Not sooner: kernels behind this one read the step's facts before they wait (step_copy.h).
   allow_next_kernel();
   const int64_t token = step.tokens[row];
   const bool good = step.positions[row] >= 0 && token >= 0 && token < table.vocab;

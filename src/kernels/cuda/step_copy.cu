@@ -14,7 +14,7 @@ struct Runs {
   int words;  // of all
 };
 
-/// One word a thread in turn, wherever it is: then all of a small step is read in one trip.
+/// One word a thread in turn, wherever it is.
 __global__ void __launch_bounds__(kCopyThreads)
     copy_step_kernel(const __grid_constant__ Runs runs) {
   wait_for_previous_kernel();

@@ -20,6 +20,8 @@ struct WordRows {
 };
 using StepCopy = std::array<WordRows, 7>;
 
+/// Queues the copy. The kernel behind it must wait for it before it lets the next one start: from
+/// then on kernels may read a step's facts before they wait, as attention does.
 /// Errors: kInternal (launch).
 Result<void> copy_step(const StepCopy& copy, cudaStream_t stream);
 
