@@ -4,7 +4,8 @@ namespace nibble::device {
 namespace {
 
 Error no_cuda() {
-  return Error(Code::kUnsupported, "this build has no CUDA (no CUDA compiler was found)");
+  return Error(Code::kUnsupported,
+               "this build has no CUDA (no NVIDIA driver, or no nvcc, when it was made)");
 }
 
 }  // namespace
