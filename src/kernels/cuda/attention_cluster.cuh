@@ -355,9 +355,13 @@ cudaError_t launch_clusters(const AttentionLaunch& launch, int blocks, cudaStrea
   const int smem =
       KvTile<kHeadDim, kFormat>::kSmem +
       cluster_fold_bytes(launch.splits, (heads + launch.ctas - 1) / launch.ctas, kHeadDim);
-  const auto kernel = blocks <= launch.processors
-                          ? attention_cluster_kernel<kHeadDim, kFormat, true>
-                          : attention_cluster_kernel<kHeadDim, kFormat, false>;
+  // Where all have a processor for each CTA at once: clusters stay within parts of the GPU, so
+  // that counting processors is not enough.
+  const auto alone = attention_cluster_kernel<kHeadDim, kFormat, true>;
+  const bool all_alone = blocks <= launch.processors &&
+                         active_clusters(alone, launch.ctas, kClusterThreads,
+                                         static_cast<size_t>(smem)) >= blocks / launch.ctas;
+  const auto kernel = all_alone ? alone : attention_cluster_kernel<kHeadDim, kFormat, false>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (error == cudaSuccess && launch.ctas > 8) {

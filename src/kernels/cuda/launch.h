@@ -37,6 +37,29 @@ cudaError_t launch_overlapped_clusters(void (*kernel)(Params...), int grid, int 
   return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
 }
 
+/// Clusters of `cluster` CTAs with `smem` bytes each that run at once on the GPU; 0: none can.
+template <typename... Params>
+int active_clusters(void (*kernel)(Params...), int cluster, int threads, size_t smem) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(cluster));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = smem;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int active = 0;
+  const bool answered = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed,
+                                             cluster > 8 ? 1 : 0) == cudaSuccess &&
+                        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(smem)) == cudaSuccess &&
+                        cudaOccupancyMaxActiveClusters(&active, kernel, &config) == cudaSuccess;
+  if (answered) return active;
+  cudaGetLastError();  // an answer: the next call that asks for errors should not see it
+  return 0;
+}
+
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), int grid, int threads, size_t smem,
                               cudaStream_t stream, Args&&... args) {

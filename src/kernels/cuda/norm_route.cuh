@@ -278,26 +278,9 @@ cudaError_t launch_norm_route(const NormRouteLaunch& a, cudaStream_t stream) {
 /// Whether a cluster of 16 of this kernel fits the device; asked once for each device.
 template <typename G>
 bool norm_route_fits() {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {G::kCluster, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(G::kCluster);
-  config.blockDim = dim3(kNormRouteThreads);
-  config.dynamicSmemBytes =
-      size_t{4} * static_cast<size_t>(norm_route_floats<G>(kMaxNormRouteHidden, 1024));
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  const bool fits =
-      cudaFuncSetAttribute(norm_route_kernel<G>, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                           1) == cudaSuccess &&
-      cudaFuncSetAttribute(norm_route_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(config.dynamicSmemBytes)) == cudaSuccess &&
-      cudaOccupancyMaxActiveClusters(&clusters, norm_route_kernel<G>, &config) == cudaSuccess &&
-      clusters > 0;
-  if (!fits) cudaGetLastError();  // an answer: the next call that asks for errors should not see it
-  return fits;
+  return active_clusters(
+             norm_route_kernel<G>, G::kCluster, kNormRouteThreads,
+             size_t{4} * static_cast<size_t>(norm_route_floats<G>(kMaxNormRouteHidden, 1024))) > 0;
 }
 
 }  // namespace nibble::kernels::cuda
