@@ -362,12 +362,6 @@ cudaError_t launch_clusters(const AttentionLaunch& launch, int blocks, cudaStrea
                          active_clusters(alone, launch.ctas, kClusterThreads,
                                          static_cast<size_t>(smem)) >= blocks / launch.ctas;
   const auto kernel = all_alone ? alone : attention_cluster_kernel<kHeadDim, kFormat, false>;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-  if (error == cudaSuccess && launch.ctas > 8) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  if (error != cudaSuccess) return error;
   return launch_overlapped_clusters(kernel, blocks, launch.ctas, kClusterThreads,
                                     static_cast<size_t>(smem), stream, launch);
 }

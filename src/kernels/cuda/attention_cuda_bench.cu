@@ -38,8 +38,6 @@ __global__ void fill_kernel() {
 
 void queue_fill(cudaStream_t stream) {
   static const int processors = [] {
-    must(cudaFuncSetAttribute(fill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kFillBytes),
-         "fill kernel");
     int n = 0;
     must(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0), "processors");
     return n;

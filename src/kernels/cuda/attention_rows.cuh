@@ -436,9 +436,6 @@ template <int kHeadDim, KvFormat kFormat, bool kFused>
 cudaError_t launch_rows(const AttentionLaunch& launch, int blocks, cudaStream_t stream) {
   constexpr int kSmem = KvTile<kHeadDim, kFormat>::kSmem;
   const auto kernel = attention_rows_kernel<kHeadDim, kFormat, kFused>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
-  if (error != cudaSuccess) return error;
   return launch_overlapped(kernel, blocks, kAttentionThreads, kSmem, stream, launch);
 }
 

@@ -194,9 +194,6 @@ template <int kHeadDim, KvFormat kFormat>
 cudaError_t launch_tiles(const AttentionLaunch& launch, int blocks, cudaStream_t stream) {
   constexpr int kSmem = KvTile<kHeadDim, kFormat>::kSmem;
   const auto kernel = attention_tiles_kernel<kHeadDim, kFormat>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
-  if (error != cudaSuccess) return error;
   return launch_overlapped(kernel, blocks, kAttentionThreads, kSmem, stream, launch);
 }
 

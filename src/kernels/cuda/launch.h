@@ -12,11 +12,28 @@ namespace nibble::kernels::cuda {
 /// experts' kernel (moe_few_stream.cuh).
 constexpr int kThreadsFor48Registers = 640;
 
+/// Lets a kernel have `smem` bytes of dynamic shared memory a CTA, and clusters of `cluster` CTAs.
+/// Launching asks for it.
+template <typename... Params>
+cudaError_t permit(void (*kernel)(Params...), int cluster, size_t smem) {
+  constexpr int kPortableCluster = 8;
+  cudaError_t e = cudaSuccess;
+  if (smem > 0) {
+    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(smem));
+  }
+  if (e == cudaSuccess && cluster > kPortableCluster) {
+    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return e;
+}
+
 /// In clusters of `cluster` CTAs (from Hopper on; grid is a multiple of it), or 0: without.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped_clusters(void (*kernel)(Params...), int grid, int cluster,
                                        int threads, size_t smem, cudaStream_t stream,
                                        Args&&... args) {
+  if (const cudaError_t e = permit(kernel, cluster, smem); e != cudaSuccess) return e;
   cudaLaunchAttribute attributes[3];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -50,10 +67,7 @@ int active_clusters(void (*kernel)(Params...), int cluster, int threads, size_t 
   config.attrs = &attribute;
   config.numAttrs = 1;
   int active = 0;
-  const bool answered = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                                             cluster > 8 ? 1 : 0) == cudaSuccess &&
-                        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(smem)) == cudaSuccess &&
+  const bool answered = permit(kernel, cluster, smem) == cudaSuccess &&
                         cudaOccupancyMaxActiveClusters(&active, kernel, &config) == cudaSuccess;
   if (answered) return active;
   cudaGetLastError();  // an answer: the next call that asks for errors should not see it

@@ -209,12 +209,6 @@ cudaError_t launch_linear_few(const LinearKernelArgs& args, int processors, cuda
   const int grid = static_cast<int>(
       std::min<int64_t>(items, static_cast<int64_t>(processors) * (kWarpsPerSm / warps)));
   const size_t smem = size_t{2} * static_cast<size_t>(args.segments) * kSliceRows * kTokens * 4;
-  if (smem > 48 * 1024) {
-    const cudaError_t e =
-        cudaFuncSetAttribute(linear_few_kernel<format, kTokens>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
-    if (e != cudaSuccess) return e;
-  }
   return launch_overlapped(linear_few_kernel<format, kTokens>, grid, warps * 32, smem, stream,
                            args);
 }

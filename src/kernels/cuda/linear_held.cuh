@@ -119,9 +119,6 @@ inline bool linear_is_held(const LinearKernelArgs& args, int processors) {
 
 inline cudaError_t launch_linear_held(const LinearKernelArgs& args, int, cudaStream_t stream) {
   const HeldLayout layout(args);
-  const cudaError_t e = cudaFuncSetAttribute(
-      linear_held_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
-  if (e != cudaSuccess) return e;
   return launch_overlapped(linear_held_kernel, (args.out + kSliceRows - 1) / kSliceRows,
                            held_warps(args) * 32, static_cast<size_t>(layout.bytes), stream, args);
 }

@@ -244,12 +244,10 @@ template <typename G>
 cudaError_t launch_linear_many(const LinearKernelArgs& args, cudaStream_t stream) {
   constexpr int kStageThreads = 256;
   const int64_t units = args.capacity * args.chunk_count * 8;
-  cudaError_t e = launch_overlapped(linear_stage_kernel<kStageThreads>,
-                                    static_cast<int>((units + kStageThreads - 1) / kStageThreads),
-                                    kStageThreads, 0, stream, args);
-  if (e != cudaSuccess) return e;
-  e = cudaFuncSetAttribute(linear_many_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           G::kSmemBytes);
+  const cudaError_t e =
+      launch_overlapped(linear_stage_kernel<kStageThreads>,
+                        static_cast<int>((units + kStageThreads - 1) / kStageThreads),
+                        kStageThreads, 0, stream, args);
   if (e != cudaSuccess) return e;
   const int blocks = static_cast<int>(chunks(args.out));
   const int grid =

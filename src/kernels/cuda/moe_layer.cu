@@ -225,10 +225,8 @@ namespace {
 template <typename Args>
 Result<void> launch(void (*kernel)(Args), int grid, int threads, int64_t smem_bytes,
                     const Args& args, cudaStream_t stream) {
-  cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       static_cast<int>(smem_bytes));
-  if (e != cudaSuccess) return cuda_error("shared memory of the MoE kernel", e);
-  e = launch_overlapped(kernel, grid, threads, static_cast<size_t>(smem_bytes), stream, args);
+  const cudaError_t e =
+      launch_overlapped(kernel, grid, threads, static_cast<size_t>(smem_bytes), stream, args);
   if (e != cudaSuccess) return cuda_error("MoE kernel", e);
   return {};
 }

@@ -264,13 +264,6 @@ template <typename G>
 cudaError_t launch_norm_route(const NormRouteLaunch& a, cudaStream_t stream) {
   const size_t smem =
       size_t{4} * static_cast<size_t>(norm_route_floats<G>(a.hidden, a.choice.experts));
-  cudaError_t e = cudaFuncSetAttribute(
-      norm_route_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
-  if (e == cudaSuccess && G::kCluster > 8) {
-    e = cudaFuncSetAttribute(norm_route_kernel<G>, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                             1);
-  }
-  if (e != cudaSuccess) return e;
   return launch_overlapped_clusters(norm_route_kernel<G>, a.rows * G::kCluster, G::kCluster,
                                     kNormRouteThreads, smem, stream, a);
 }

@@ -283,9 +283,6 @@ cudaError_t launch(const RouterArgs& args, cudaStream_t stream) {
   const int floats = G::kCluster > 1
                          ? G::kPartFloats + (experts + 1) / 2 * 2 + choice + experts
                          : std::max(G::kPartFloats, std::min(G::kWarps, G::kRows) * choice);
-  cudaError_t e = cudaFuncSetAttribute(router_kernel<G>,
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, floats * 4);
-  if (e != cudaSuccess) return e;
   const int pieces = (experts + G::kCtaExperts - 1) / G::kCtaExperts;
   const int row_tiles = (args.rows + G::kRows - 1) / G::kRows;
   if constexpr (G::kCluster == 1) {
