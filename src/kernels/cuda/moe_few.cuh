@@ -80,7 +80,7 @@ struct FewJob {
 /// x to shared memory, zeros behind its rows.
 __device__ __forceinline__ void stage_x(const FewArgs& args, uint8_t* rows) {
   const int hidden = static_cast<int>(args.shape.hidden), stride = few_row_bytes(hidden);
-  const int units = stride / 16 - 1, valid = hidden / 8;
+  const int units = few_row_units(hidden), valid = hidden / 8;
   const uint32_t to = smem_address(rows);
   for (int i = static_cast<int>(threadIdx.x); i < args.tokens * units; i += kFewThreads) {
     const int row = args.x_units.of(i), unit = i - row * units;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void stage_x(const FewArgs& args, uint8_t* rows) {
 
 /// The slots' rows of h to shared memory, zeros behind them.
 __device__ __forceinline__ void stage_h(const FewArgs& args, uint8_t* rows) {
-  const int stride = few_row_bytes(args.shape.inter), units = stride / 16 - 1;
+  const int stride = few_row_bytes(args.shape.inter), units = few_row_units(args.shape.inter);
   const int valid = static_cast<int>(chunks(args.shape.inter)) * 8;
   for (int u = static_cast<int>(threadIdx.x); u < args.slots * units; u += kFewThreads) {
     const int row = args.h_units.of(u), unit = u - row * units;

@@ -56,6 +56,8 @@ constexpr int64_t kFewRowCols = 4 * kTileCols;
 NIBBLE_HD constexpr int few_row_bytes(int64_t cols) {
   return static_cast<int>((cols + kFewRowCols - 1) / kFewRowCols * kFewRowCols * 2) + 16;
 }
+/// Its units of 16 bytes without those last 16.
+NIBBLE_HD constexpr int few_row_units(int64_t cols) { return few_row_bytes(cols) / 16 - 1; }
 /// Channels of the second product that one CTA adds up: whole groups of 16, dealt evenly.
 constexpr int kFewGroup = 16;
 NIBBLE_HD constexpr int few_groups(int64_t hidden) {

@@ -256,8 +256,8 @@ FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs
           .slots = static_cast<int>(args.tokens * shape.top_k),
           .ctas = Divisor(gpu.processors),
           .expert_ups = Divisor(expert_ups(shape)),
-          .x_units = Divisor(few_row_bytes(shape.hidden) / 16 - 1),
-          .h_units = Divisor(few_row_bytes(shape.inter) / 16 - 1)};
+          .x_units = Divisor(few_row_units(shape.hidden)),
+          .h_units = Divisor(few_row_units(shape.inter))};
 }
 
 Result<void> launch_slices(const MoeShape& shape, std::span<const MoeWeights> groups,

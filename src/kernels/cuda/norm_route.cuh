@@ -38,8 +38,8 @@ struct NormRouteGeometry {
   static constexpr bool kBf16 = bf16;
   static constexpr int kExperts = experts, kCluster = cluster;
   static constexpr int kCtaExperts = experts * kNormRouteWarps / kQuarters;
-  static_assert(kCtaExperts <= kNormRouteWarps);    // a warp sums one expert's parts
-  static constexpr int kQuadBytes = bf16 ? 8 : 16;  // four weights: what a lane copies and reads
+  static_assert(kCtaExperts <= kNormRouteWarps);               // a warp sums one expert's parts
+  static constexpr int kQuadBytes = sizeof(RawWeights<bf16>);  // what a lane copies and reads
   static constexpr int kWarpFloats = kNormRouteAhead * experts * 32 * kQuadBytes / 4;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace nibble::kernels::cuda {
 
@@ -12,33 +13,22 @@ constexpr int kStepColumns = 128;  // a warp takes this many columns at a time, 
 /// Four weights as they are stored.
 template <bool bf16>
 struct RawWeights {
-  uint32_t v[bf16 ? 2 : 4];
+  using Quad = std::conditional_t<bf16, uint2, uint4>;
+  Quad v;
   __device__ __forceinline__ void load(const uint8_t* row, int column) {
-    if constexpr (bf16) {
-      const uint2 two = __ldg(reinterpret_cast<const uint2*>(row + column * 2));
-      v[0] = two.x, v[1] = two.y;
-    } else {
-      const uint4 four = __ldg(reinterpret_cast<const uint4*>(row + column * 4));
-      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-    }
+    v = __ldg(reinterpret_cast<const Quad*>(row + column * static_cast<int>(sizeof(Quad) / 4)));
   }
-  /// Four weights copied to shared memory: the `at`-th four.
+  /// Copied to shared memory: the `at`-th four.
   __device__ __forceinline__ void read(const void* shared, int at) {
-    if constexpr (bf16) {
-      const uint2 two = static_cast<const uint2*>(shared)[at];
-      v[0] = two.x, v[1] = two.y;
-    } else {
-      const uint4 four = static_cast<const uint4*>(shared)[at];
-      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-    }
+    v = static_cast<const Quad*>(shared)[at];
   }
   __device__ __forceinline__ float4 value() const {
     if constexpr (bf16) {
-      return make_float4(__uint_as_float(v[0] << 16), __uint_as_float(v[0] & 0xFFFF0000u),
-                         __uint_as_float(v[1] << 16), __uint_as_float(v[1] & 0xFFFF0000u));
+      return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF0000u),
+                         __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xFFFF0000u));
     } else {
-      return make_float4(__uint_as_float(v[0]), __uint_as_float(v[1]), __uint_as_float(v[2]),
-                         __uint_as_float(v[3]));
+      return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                         __uint_as_float(v.w));
     }
   }
 };
