@@ -3,15 +3,17 @@
 BF16 elsewhere: for speed and load measurements, not for text. Needs nothing but Python.
 
 usage: make_synthetic_checkpoint.py DIR [--layers 48] [--hidden 2048] [--experts 128] [--top-k 8] [--inter 768]
-           [--heads 32] [--kv-heads 4] [--head-dim 128] [--vocab 151552] [--shared 0] [--context 4096]
+           [--heads 32] [--kv-heads 4] [--head-dim 128] [--vocab 151552] [--shared 0] [--context 4096] [--odd-scales 0]
 
-Weights have a spread of about 0.02, scales lie in a window of E4M3 codes with one in 300 outside it, as
-trained checkpoints have them. Random bytes come from one block that is read from changing offsets.
+Weights have a spread of about 0.02. E4M3 scales are spread as the block maxima of normal weights are: some 2 %
+lie outside a window of 16 codes; one in 4096 is zero. --odd-scales N makes one in N anything, far worse than
+trained checkpoints. Random bytes come from one block that is read from changing offsets.
 """
 import argparse
 import json
 import pathlib
 import random
+import statistics
 import struct
 
 SHARD_BYTES = 4 << 30
@@ -21,13 +23,15 @@ BLOCK = 64 << 20
 class Source:
     """Random bytes through a translation table, from changing offsets of one block."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, odd_scales):
         self.random = random.Random(seed)
         raw = self.random.randbytes(BLOCK)
         self.codes = raw
-        window = bytes(0x30 + min(11, int(b ** 0.5 * 0.75)) for b in range(256))
-        scales = bytearray(raw.translate(window))
-        for _ in range(BLOCK // 300):
+        spread = statistics.NormalDist(0x38, 3.4)
+        scales = bytearray(raw.translate(bytes(round(spread.inv_cdf((b + 0.5) / 256)) for b in range(256))))
+        for _ in range(BLOCK // 4096):
+            scales[self.random.randrange(BLOCK)] = 0
+        for _ in range(BLOCK // odd_scales if odd_scales else 0):
             scales[self.random.randrange(BLOCK)] = self.random.randrange(1, 0x78)
         self.scales = bytes(scales)
         high = bytearray(raw[: BLOCK // 2].translate(bytes(0x3C | (b & 0x80) for b in range(256))))
@@ -99,7 +103,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("dir")
     for name, value in (("layers", 48), ("hidden", 2048), ("experts", 128), ("top-k", 8), ("inter", 768), ("heads", 32),
-                        ("kv-heads", 4), ("head-dim", 128), ("vocab", 151552), ("shared", 0), ("context", 4096)):
+                        ("kv-heads", 4), ("head-dim", 128), ("vocab", 151552), ("shared", 0), ("context", 4096), ("odd-scales", 0)):
         p.add_argument("--" + name, type=int, default=value)
     a = p.parse_args()
     out = pathlib.Path(a.dir)
@@ -112,7 +116,7 @@ def main():
             size = 0
         shards[-1].append(t)
         size += n
-    source, weight_map, total = Source(1), {}, 0
+    source, weight_map, total = Source(1, a.odd_scales), {}, 0
     for i, shard in enumerate(shards):
         file_name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         header, at = {}, 0

@@ -56,6 +56,10 @@ struct CudaBuilder::Projection {
   /// Staged codes of n experts of one source.
   int64_t stacked_codes(int64_t n) const { return round16(n * code_bytes); }
   int64_t tiles() const { return experts() * kernels::cuda::tile_count(product, hidden, inter); }
+  int64_t csf_rows_bytes() const {
+    return experts() * kernels::cuda::row_blocks(product, hidden, inter) * 4 *
+           static_cast<int64_t>(sizeof(kernels::cuda::CsfWarpRows));
+  }
 };
 
 // Everything this projection reads, in the order that stage_scales() and pack() take it.
@@ -158,9 +162,8 @@ Result<void> CudaBuilder::decide(Projection& p) {
   report.scales = report.planes * p.scale_bytes;
   report.plain_bytes = p.tiles() * kernels::cuda::tile_scale_bytes(p.meta.format);
   report.exceptions = exceptions;
-  report.csf_bytes =
-      p.tiles() * (kernels::cuda::tile_scale_bytes(p.meta.format, ScaleForm::kCsf) + 4) +
-      p.experts() * kernels::cuda::row_blocks(p.product, p.hidden, p.inter) * 64 + 4 * exceptions;
+  report.csf_bytes = p.tiles() * kernels::cuda::tile_scale_bytes(p.meta.format, ScaleForm::kCsf) +
+                     p.csf_rows_bytes() + 4 * exceptions;
   scales_.push_back(report);
   if (fits && report.compressed()) p.out.scale_form = ScaleForm::kCsf;
   return {};
@@ -209,15 +212,12 @@ Result<void> CudaBuilder::index(Projection& p) {
   args.first = {p.streams[0], p.meta.rows, 0};
   if (p.sources == 2) args.second = {p.streams[1], p.meta.rows, 0};
   args.packed = reinterpret_cast<uint8_t*>(p.packed);
-  const int64_t blocks = p.experts() * kernels::cuda::row_blocks(p.product, p.hidden, p.inter);
-  NIBBLE_TRY(std::byte * bases, keep(blocks * 64));
-  NIBBLE_TRY(std::byte * begin, keep(4 * (p.tiles() + 1)));
+  NIBBLE_TRY(std::byte * rows, keep(p.csf_rows_bytes()));
   NIBBLE_TRY(std::byte * words, keep(4 * (int64_t{p.count[0]} + p.count[1]) + 16));
-  args.bases = reinterpret_cast<uint16_t*>(bases);
-  args.exception_begin = reinterpret_cast<uint32_t*>(begin);
+  args.out = reinterpret_cast<kernels::cuda::CsfWarpRows*>(rows);
   args.exceptions = reinterpret_cast<uint32_t*>(words);
   NIBBLE_TRY(kernels::cuda::csf_index(args, stream()));
-  p.out.csf = {args.bases, args.exception_begin, args.exceptions};
+  p.out.csf = {args.out, args.exceptions};
   return {};
 }
 

@@ -53,22 +53,22 @@ void bench_plane(const char* name, FormatId f, Product product, int64_t experts,
       encode, encode_min, encode_max);
   const bool exact =
       count <= out.room && equals_cpu_codec(out, download(planes.as<uint8_t>(), cells));
-  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr, nullptr, nullptr};
+  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr, nullptr};
   args.first = {out.view(), stack.rows, 0};
   args.second = {out.view(), stack.rows, inter};
   const int64_t tiles = experts * tile_count(product, hidden, inter);
   DeviceBuffer packed(tiles * tile_bytes(f, ScaleForm::kCsf)),
-      bases(experts * row_blocks(product, hidden, inter) * 64), begins(4 * (tiles + 1)),
+      rows(experts * row_blocks(product, hidden, inter) * 4 *
+           static_cast<int64_t>(sizeof(CsfWarpRows))),
       words(4 * count + 16);
   args.packed = packed.as<uint8_t>();
-  args.bases = bases.as<uint16_t>();
-  args.exception_begin = begins.as<uint32_t>();
+  args.out = rows.as<CsfWarpRows>();
   args.exceptions = words.as<uint32_t>();
   time_calls([&] { must(csf_index(args, nullptr), "index"); }, index, index_min, index_max);
   const auto mb = static_cast<double>(cells) * 1e-6;
   const double stored = static_cast<double>(out.fixed.bytes() + 4 * count);
-  const double resident = static_cast<double>(tiles * tile_scale_bytes(f, ScaleForm::kCsf) +
-                                              bases.bytes() + begins.bytes() + 4 * count);
+  const double resident =
+      static_cast<double>(tiles * tile_scale_bytes(f, ScaleForm::kCsf) + rows.bytes() + 4 * count);
   std::printf(
       "| %s [%lld,%lld,%lld] | %.1f | %.2f %% | %.3f (%.3f-%.3f) | %.1f | %.3f | %.3f (%.3f-%.3f) "
       "| "

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/csf_case.h"
 #include "kernels/cuda/csf_index.h"
+#include "kernels/cuda/dequant.cuh"
 
 namespace nibble::kernels::cuda {
 namespace {
@@ -122,61 +123,37 @@ void check_streams(Checks& checks, const CsfStack& s, Content content, uint64_t 
   }
 }
 
-/// Plain scale bytes of a tile from its compressed form, as layout.h and csf_index.h describe it
-/// (NVFP4: without signs).
-struct ExpandedTile {
-  std::vector<uint8_t> plain;
-  uint32_t flags = 0;  // bit w: kCsfFlag of warp w; bit 4 + w: kCsfFourFlag
-  bool legal = true;   // what lies in the tile agrees with itself and with the exceptions
-};
-ExpandedTile expand_tile(FormatId f, const uint8_t* tile_scales, const uint16_t* bases,
-                         const uint32_t* exceptions, size_t count) {
-  const int groups = kTileCols / group_cols(f), warp_bytes = 16 * groups;
-  const uint32_t mask = f == FormatId::kNvfp4 ? 127 : 255;
-  ExpandedTile out;
-  out.plain.resize(static_cast<size_t>(tile_scale_bytes(f)));
-  for (int warp = 0; warp < 4; ++warp) {
-    uint32_t words[16];
-    const auto bytes = static_cast<size_t>(4 * csf_warp_words(f));
-    std::memcpy(words, tile_scales + static_cast<size_t>(warp) * bytes, bytes);
-    bool plain_bases = true;
-    for (int i = 0; i < 8 * groups; ++i) {
-      const uint32_t halves = std::rotr(words[i / csf_per_word(f)], csf_turn(f, i));
-      for (int high = 0; high < 2; ++high) {
-        const uint32_t base = bases[8 * warp + i / groups] >> 8 * high & 0xFF;
-        const uint32_t code = halves >> (csf_shift(f) + 16 * high) & ((1u << csf_bits(f)) - 1);
-        plain_bases = plain_bases && csf_base_is_plain(f, base);
-        out.plain[static_cast<size_t>(warp * warp_bytes + 2 * i + high)] =
-            static_cast<uint8_t>((base + code) & mask);
-      }
+/// Plain scale bytes of a warp's rows in a tile from their compressed form, as layout.h and
+/// csf_index.h describe it (NVFP4: without signs).
+std::vector<uint8_t> expand_warp(FormatId f, const uint8_t* tile_scales, int warp,
+                                 const CsfWarpRows& rows) {
+  const int groups = kTileCols / group_cols(f);
+  const auto bytes = static_cast<size_t>(4 * csf_warp_words(f));
+  uint32_t words[16];
+  std::memcpy(words, tile_scales + static_cast<size_t>(warp) * bytes, bytes);
+  std::vector<uint8_t> plain(static_cast<size_t>(16 * groups));
+  const uint32_t code = (1u << csf_bits(f)) - 1;
+  for (int i = 0; i < 8 * groups; ++i) {
+    const CsfPlace at = csf_place(f, i);
+    const uint64_t two = words[at.word] | static_cast<uint64_t>(words[at.next]) << 32;
+    const uint64_t turned =
+        f == FormatId::kNvfp4 ? two >> at.turn : std::rotr(words[at.word], at.turn);
+    for (int high = 0; high < 2; ++high) {
+      const int first_bit = f == FormatId::kNvfp4 ? 6 * high : 7 + 16 * high;
+      const uint32_t base = rows.bases[i / groups] >> 8 * high & 0xFF;
+      const uint32_t byte = base + (static_cast<uint32_t>(turned >> first_bit) & code);
+      plain[static_cast<size_t>(2 * i + high)] =
+          static_cast<uint8_t>(f == FormatId::kNvfp4 ? byte & 127 : byte);
     }
-    const uint32_t flags = words[0] & (kCsfFlag | kCsfFourFlag);
-    uint32_t room = f == FormatId::kNvfp4 ? words[csf_code_words(f)] : 0;
-    for (int w = 0; w < csf_code_words(f); ++w) {
-      out.legal = out.legal && (words[w] & (kCsfFlag | kCsfFourFlag)) == flags;
-      if (f != FormatId::kNvfp4) room |= ((words[w] & 7) | (words[w] >> 16 & 7) << 3) << 6 * w;
-    }
-    const bool flag = (flags & kCsfFlag) != 0;
-    out.flags |= (flag ? 1u << warp : 0) | ((flags & kCsfFourFlag) != 0 ? 16u << warp : 0);
-    out.legal = out.legal && flag == (!plain_bases || room != 0);
-    // The exceptions that no code can say must be in the room, or too many for it.
-    uint32_t want = 0;
-    int wanted = 0;
-    for (size_t i = 0; i < count; ++i) {
-      const uint32_t byte = exceptions[i] & 0xFF;
-      if (static_cast<int>(byte) / warp_bytes != warp) continue;
-      const uint32_t in_warp = byte % static_cast<uint32_t>(warp_bytes);
-      const uint32_t base =
-          bases[8 * warp + static_cast<int>(in_warp) / (2 * groups)] >> 8 * (in_warp % 2) & 0xFF;
-      const uint32_t value = exceptions[i] >> 24 & mask;
-      if (((value - base) & mask) >> csf_bits(f) == 0) continue;
-      if (wanted < csf_room(f)) want |= (value << 8 | 0x80u | in_warp) << 16 * wanted;
-      ++wanted;
-      out.plain[byte] = static_cast<uint8_t>(value);
-    }
-    out.legal = out.legal && room == (wanted > csf_room(f) ? kCsfOverflow : want);
   }
-  return out;
+  return plain;
+}
+bool has_odd_base(FormatId f, const CsfWarpRows& rows) {
+  bool odd = false;
+  for (const uint16_t two : rows.bases) {
+    odd = odd || !csf_base_is_plain(f, two & 0xFF) || !csf_base_is_plain(f, two >> 8);
+  }
+  return odd;
 }
 
 /// The kernels' form of random scales, gate and up as one stacked plane or as two.
@@ -189,7 +166,7 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
   const int matrices = down || stacked ? 1 : 2;
   std::vector<std::vector<uint8_t>> planes;
   std::vector<std::unique_ptr<StreamBuffers>> streams;
-  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr, nullptr, nullptr};
+  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr, nullptr};
   int64_t count = 0;
   for (int m = 0; m < matrices; ++m) {
     planes.push_back(make_planes(stack, content, 31 + static_cast<uint64_t>(m)));
@@ -209,65 +186,83 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
   const int64_t tiles = experts * tile_count(product, hidden, inter);
   const int64_t blocks = experts * row_blocks(product, hidden, inter);
   const int stride = tile_bytes(f, ScaleForm::kCsf);
-  DeviceBuffer packed(tiles * stride), bases(blocks * 64), begins(4 * (tiles + 1)),
+  DeviceBuffer packed(tiles * stride), warp_rows(blocks * 4 * int64_t{sizeof(CsfWarpRows)}),
       words(4 * count + 16);
+  must(cudaMemset(packed.data(), 0xFF, static_cast<size_t>(packed.bytes())), "all magnitudes");
   args.packed = packed.as<uint8_t>();
-  args.bases = bases.as<uint16_t>();
-  args.exception_begin = begins.as<uint32_t>();
+  args.out = warp_rows.as<CsfWarpRows>();
   args.exceptions = words.as<uint32_t>();
   must(csf_index(args, nullptr), "index");
   must(cudaDeviceSynchronize(), "index run");
   const auto host_packed = download(packed.as<uint8_t>(), packed.bytes());
-  const auto host_bases = download(bases.as<uint16_t>(), blocks * 32);
-  const auto host_begins = download(begins.as<uint32_t>(), tiles + 1);
+  const auto host_rows = download(warp_rows.as<CsfWarpRows>(), blocks * 4);
   const auto host_words = download(words.as<uint32_t>(), count);
   const int64_t chunk_count = chunks(cols);
   const int groups = kTileCols / group_cols(f);
-  bool equal = static_cast<int64_t>(host_begins.back()) == count, sorted = true;
-  uint32_t of_four[2] = {0, 0};  // flags of the aligned four chunks: found, and promised by each
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t block = t / chunk_count, chunk = t % chunk_count;
-    const uint32_t first = host_begins[static_cast<size_t>(t)];
-    const ExpandedTile tile = expand_tile(f, host_packed.data() + t * stride + tile_code_bytes(f),
-                                          host_bases.data() + block * 32, host_words.data() + first,
-                                          host_begins[static_cast<size_t>(t + 1)] - first);
-    if (chunk % 4 == 0) {
-      of_four[0] = 0;
-      of_four[1] = tile.flags >> 4;
-    }
-    of_four[0] |= tile.flags & 15;
-    equal = equal && tile.legal && tile.flags >> 4 == of_four[1] &&
-            (of_four[0] == of_four[1] || (chunk % 4 != 3 && chunk + 1 != chunk_count));
-    for (uint32_t i = host_begins[static_cast<size_t>(t)];
-         i < host_begins[static_cast<size_t>(t + 1)]; ++i) {
-      const uint32_t word = host_words[i];
-      equal = equal && (word >> 8 & 0xFFFF) == static_cast<uint32_t>(chunk);
-      if (i > host_begins[static_cast<size_t>(t)] &&
-          (host_words[i - 1] & 0xFFFFFF) >= (word & 0xFFFFFF))
-        sorted = false;
-    }
-    const int64_t expert = block / row_blocks(product, hidden, inter);
+  bool equal = true, listed = true, odd = true, weights = true;
+  for (int64_t i = 0; i < blocks * 4; ++i) {
+    const int64_t block = i / 4, expert = block / row_blocks(product, hidden, inter);
     const int64_t in_expert = block % row_blocks(product, hidden, inter);
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int high = 0; high < 2; ++high) {
-        const int64_t row = packed_row(product, in_expert, lane / 8, lane % 8, high);
-        if (row >= rows) continue;
+    const int warp = static_cast<int>(i % 4);
+    const CsfWarpRows& r = host_rows[static_cast<size_t>(i)];
+    odd = odd && (r.odd != 0) == has_odd_base(f, r);
+    uint32_t next = r.first;
+    const uint32_t end = r.first + r.count;
+    if (end < next || end > static_cast<uint32_t>(count)) {
+      listed = false;
+      continue;
+    }
+    for (int64_t chunk = 0; chunk < chunk_count; ++chunk) {
+      const uint8_t* tile = host_packed.data() + (block * chunk_count + chunk) * stride;
+      const auto plain = expand_warp(f, tile + tile_code_bytes(f), warp, r);
+      for (int at = 0; at < 16 * groups; ++at) {
+        const int pair = at / 2 / groups, group = at / 2 % groups, high = at % 2;
+        uint8_t got = plain[static_cast<size_t>(at)];
+        const auto place = static_cast<uint32_t>(chunk << 8 | at);
+        const bool exception = next < end && (host_words[next] & 0xFFFFFF) == place;
+        if (exception) {
+          // Only what no code can say is in the list.
+          const uint32_t base = r.bases[pair] >> 8 * high & 0xFF;
+          const uint32_t value = host_words[next] >> 24;
+          const uint32_t distance = f == FormatId::kNvfp4 ? (value - base) & 127 : value - base;
+          listed = listed && distance >= 1u << csf_bits(f) && (f != FormatId::kNvfp4 || value != 0);
+          got = static_cast<uint8_t>(value);
+          ++next;
+        }
+        const int64_t row = packed_row(product, in_expert, warp, pair, high);
+        if (row >= rows || chunk * groups + group >= scale_cols) {
+          listed = listed && !exception;
+          continue;
+        }
         const bool second = !down && high != 0;
         const auto& plane = planes[second && !stacked ? 1 : 0];
-        const int64_t at =
-            (expert * stack.rows + row + (second && stacked ? rows : 0)) * scale_cols;
-        for (int i = 0; i < groups && chunk * groups + i < scale_cols; ++i) {
-          const uint8_t scale = plane[static_cast<size_t>(at + chunk * groups + i)];
-          equal = equal && tile.plain[static_cast<size_t>(2 * (groups * lane + i) + high)] ==
-                               (f == FormatId::kNvfp4 ? scale & 127 : scale);
+        const int64_t plane_row = expert * stack.rows + row + (second && stacked ? rows : 0);
+        uint8_t want = plane[static_cast<size_t>(plane_row * scale_cols + chunk * groups + group)];
+        if (f == FormatId::kNvfp4) want &= 127;
+        // A scale of zero may have any code if its weights have no magnitudes.
+        bool cleared = false;
+        if (f == FormatId::kNvfp4) {
+          uint32_t lane[4];
+          std::memcpy(lane, tile + (warp * 32 + pair * 4 + group) * 16, 16);
+          const uint32_t mask = row_magnitudes(high);
+          const uint32_t any = (lane[0] | lane[1] | lane[2] | lane[3]) & mask;
+          const uint32_t all = lane[0] & lane[1] & lane[2] & lane[3] & mask;
+          cleared = any == 0;
+          const uint32_t signs = ~(row_magnitudes(0) | row_magnitudes(1));
+          weights = weights && (cleared || all == mask) && (lane[0] & signs) == signs;
         }
+        equal = equal && (cleared ? want == 0 : got == want);
       }
     }
+    listed = listed && next == end;
   }
-  checks.expect(
-      equal && sorted,
+  const std::string name =
       cat("index ", formats::block_format(f).name, down ? " down" : " gate_up", " E", experts, " H",
-          hidden, " I", inter, stacked ? " stacked" : "", " content ", static_cast<int>(content)));
+          hidden, " I", inter, stacked ? " stacked" : "", " content ", static_cast<int>(content));
+  checks.expect(equal, cat(name, ": scales"));
+  checks.expect(listed, cat(name, ": list"));
+  checks.expect(odd, cat(name, ": odd bases"));
+  checks.expect(weights, cat(name, ": weights"));
 }
 
 constexpr Content kContents[] = {Content::kTypical,     Content::kRandom, Content::kConstant,

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/csf_index.h"
 #include "kernels/cuda/csf_rows.cuh"
+#include "kernels/cuda/dequant.cuh"
 
 namespace nibble::kernels::cuda {
 namespace {
@@ -25,9 +26,9 @@ template <CsfKind kind>
 struct TileForm {
   static constexpr FormatId kFormat = kind == CsfKind::kNvfp4 ? FormatId::kNvfp4 : FormatId::kMxfp4;
   static constexpr int kGroups = kTileCols / group_cols(kFormat);  // scale columns of a chunk
-  static constexpr int kPerWord = csf_per_word(kFormat), kCodeWords = csf_code_words(kFormat);
   static constexpr uint32_t kCode = (1u << csf_bits(kFormat)) - 1;
   static constexpr int kWords = csf_warp_words(kFormat);
+  static constexpr int kInWord = 4;  // scales that a word has codes of, at most
   static constexpr int kAtOnce = kThreads / (4 * kWords);  // chunks whose words are stored together
   /// A scale's value as the kernels see it, and its distance from the row's base.
   static __device__ __forceinline__ uint32_t value(uint32_t scale) {
@@ -46,12 +47,10 @@ struct BlockRows {
   uint32_t begin[kTileRows], end[kTileRows], first_cell[kTileRows];
   uint8_t base[kTileRows], shift[kTileRows];  // of the tile form; stream's base - it
   uint32_t odd_bases;                         // bit w: a base of warp w is not plain
-  uint32_t before;                            // exceptions before the segment
-  uint32_t tile_begin[kSegment];
-  uint32_t flags[kSegment * 4];  // of a chunk and warp: kCsfFlag and kCsfFourFlag, or 0
-  uint32_t room[kSegment * 4];   // and its exceptions, as far as there is room for them
-  alignas(16) uint32_t listed[kSegment * 8];  // masks: of the stream
-  alignas(16) uint32_t left[kSegment * 8];    // and of those without a code here
+  uint32_t before;                            // the streams' exceptions before the row block
+  uint32_t first[4], count[4];                // the warps' places in the list, and what is in them
+  uint32_t tile_begin[kSegment * 4];          // where a chunk's and warp's exceptions go
+  alignas(16) uint32_t left[kSegment * 8];    // masks: of the scales that go to the list
 };
 __device__ __forceinline__ int low_row(int pair) { return pair / 8 * 16 + pair % 8; }
 
@@ -136,8 +135,9 @@ __device__ __forceinline__ void share_rows(const IndexRows& r, BlockRows& b, con
     b.first_cell[thread] = facts.first_cell;
     b.base[thread] = static_cast<uint8_t>(base);
     b.shift[thread] = static_cast<uint8_t>(TileForm<kind>::distance(facts.stream_base, base));
-    auto* bases = reinterpret_cast<uint8_t*>(r.args.bases + blockIdx.x * int64_t{32});
-    bases[2 * (thread / 16 * 8 + thread % 8) + thread / 8 % 2] = static_cast<uint8_t>(base);
+    CsfWarpRows& rows = r.args.out[blockIdx.x * int64_t{4} + thread / 16];
+    reinterpret_cast<uint8_t*>(rows.bases)[2 * (thread % 8) + thread / 8 % 2] =
+        static_cast<uint8_t>(base);
   } else if (facts.before != 0) {
     atomicAdd(&b.before, facts.before);
   }
@@ -207,62 +207,40 @@ __device__ __forceinline__ uint32_t each_exception(const uint32_t* words, uint32
   return i;
 }
 
-/// Where the exceptions of the segment's chunks begin in the list; by one warp.
-__device__ __forceinline__ void place_chunks(BlockRows& b, int chunk_count, uint32_t* tile_begin,
-                                             int lane) {
-  uint32_t before = b.before;
+/// Where the warps' exceptions begin in the list: room for all of their rows in the streams.
+__device__ __forceinline__ void place_warps(BlockRows& b, int warp) {
+  uint32_t first = b.before;
+  for (int row = 0; row < 16 * warp; ++row) first += b.end[row] - b.begin[row];
+  b.first[warp] = first;
+  b.count[warp] = 0;
+}
+
+/// Where the exceptions of the segment's chunks begin, of one warp's rows; by a warp.
+__device__ __forceinline__ void place_chunks(BlockRows& b, int warp, int chunk_count, int lane) {
+  uint32_t before = b.first[warp] + b.count[warp];
   for (int first = 0; first < chunk_count; first += 32) {
     const int chunk = first + lane;
     uint32_t count = 0;
     if (chunk < chunk_count) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 listed = reinterpret_cast<const uint4*>(b.listed)[chunk * 2 + i];
-        count += static_cast<uint32_t>(__popc(listed.x) + __popc(listed.y) + __popc(listed.z) +
-                                       __popc(listed.w));
-      }
+      const uint2 left = reinterpret_cast<const uint2*>(b.left)[chunk * 4 + warp];
+      count = static_cast<uint32_t>(__popc(left.x) + __popc(left.y));
     }
     uint32_t sum = count;
     for (int d = 1; d < 32; d *= 2) {
       const uint32_t other = __shfl_up_sync(~0u, sum, d);
       if (lane >= d) sum += other;
     }
-    if (chunk < chunk_count) b.tile_begin[chunk] = tile_begin[chunk] = before + sum - count;
+    if (chunk < chunk_count) b.tile_begin[chunk * 4 + warp] = before + sum - count;
     before += __shfl_sync(~0u, sum, 31);
   }
   __syncwarp();
-  if (lane == 0) b.before = before;
+  if (lane == 0) b.count[warp] = before - b.first[warp];
 }
 
-/// Flags and rooms of the segment's chunks and warps, number 4 chunk + warp, dealt out to `threads`
-/// threads.
-template <CsfKind kind>
-__device__ __forceinline__ void fill_rooms(BlockRows& b, const uint8_t* cells, int pitch,
-                                           int chunk_count, int thread, int threads) {
-  constexpr int kGroups = TileForm<kind>::kGroups;
-  auto left_of = [&](int i) { return reinterpret_cast<const unsigned long long*>(b.left)[i]; };
-  for (int i = thread; i < 4 * chunk_count; i += threads) {
-    const int chunk = i / 4, warp = i % 4;
-    const bool odd_base = (b.odd_bases >> warp & 1) != 0;
-    bool of_four = odd_base;
-#pragma unroll
-    for (int other = 0; other < 4; ++other) {  // the masks past the last chunk are zero
-      of_four = of_four || left_of((chunk & ~3) * 4 + other * 4 + warp) != 0;
-    }
-    uint32_t room = 0;
-    unsigned long long left = left_of(i);
-    b.flags[i] = (odd_base || left != 0 ? kCsfFlag : 0) | (of_four ? kCsfFourFlag : 0);
-    for (int count = 0; left != 0; left &= left - 1, ++count) {
-      const int bit = __ffsll(static_cast<long long>(left)) - 1, g = bit / 8, in_pair = bit % 8;
-      if (count == csf_room(TileForm<kind>::kFormat)) {
-        room = kCsfOverflow;
-        break;
-      }
-      const uint32_t value = cells[(8 * warp + g) * pitch + 2 * chunk * kGroups + in_pair];
-      room |= (value << 8 | 0x80u | static_cast<uint32_t>(g * 2 * kGroups + in_pair)) << 16 * count;
-    }
-    b.room[i] = room;
-  }
+/// Takes the magnitudes of a scale's sixteen weights away. Two scales may share words.
+__device__ __forceinline__ void clear_weights(uint8_t* tile, int pair, int t, int high) {
+  auto* words = reinterpret_cast<uint32_t*>(tile) + (pair / 8 * 32 + pair % 8 * 4 + t) * 4;
+  for (int i = 0; i < 4; ++i) atomicAnd(words + i, ~row_magnitudes(high));
 }
 
 /// The segment's words: a thread has one word of every kAtOnce-th tile.
@@ -274,33 +252,39 @@ __device__ __forceinline__ void store_words(const IndexRows& r, const BlockRows&
   const int64_t stride = tile_bytes(r.args.format, ScaleForm::kCsf);
   const int in_tile = thread % (4 * Form::kWords), first = thread / (4 * Form::kWords);
   const int warp = in_tile / Form::kWords, word = in_tile % Form::kWords;
-  // The word behind the codes is made of no cells.
-  const uint32_t* other_bits =
-      (Form::kWords > Form::kCodeWords && word == Form::kCodeWords ? b.room : b.flags) + warp;
-  const uint8_t* cell[Form::kPerWord];
-  uint32_t shift[Form::kPerWord], mask[Form::kPerWord];
+  // The first scale with codes in the word, and where scale k's begin: a place below 0 lies in the
+  // word before.
+  const int first_scale =
+      kind == CsfKind::kNvfp4 ? word / 3 * 8 + 8 * (word % 3) / 3 : word * Form::kInWord;
+  const uint8_t* cell[Form::kInWord];
+  uint32_t shift[Form::kInWord], mask[Form::kInWord];
+  int turn[Form::kInWord];
 #pragma unroll
-  for (int k = 0; k < Form::kPerWord; ++k) {
-    const int i = word * Form::kPerWord + k;
-    const bool valid = i < 8 * Form::kGroups;
+  for (int k = 0; k < Form::kInWord; ++k) {
+    const int i = first_scale + k;
+    const bool valid = i < 8 * Form::kGroups && (csf_place(Form::kFormat, i).word == word ||
+                                                 csf_place(Form::kFormat, i).next == word);
     const int pair = valid ? 8 * warp + i / Form::kGroups : 0;
+    const CsfPlace place = csf_place(Form::kFormat, valid ? i : 0);
     cell[k] = cells + pair * r.pitch + 2 * (i % Form::kGroups);
     shift[k] = b.shift[low_row(pair)] | static_cast<uint32_t>(b.shift[low_row(pair) + 8]) << 16;
     mask[k] = valid ? Form::kCode * 0x10001u : 0;
+    turn[k] = place.turn - (valid && place.word != word ? 32 : 0);
   }
   uint8_t* out = tiles + tile_code_bytes(r.args.format) + 4 * in_tile + first * stride;
 #pragma unroll 2
   for (int chunk = first; chunk < chunk_count; chunk += Form::kAtOnce) {
-    uint32_t value = other_bits[4 * chunk];
-    if constexpr (kind == CsfKind::kMxfp4) {
-      const uint32_t six = b.room[4 * chunk + warp] >> 6 * word;
-      value |= (six & 7) | (six & 56) << 13;
-    }
+    uint32_t value = 0;
 #pragma unroll
-    for (int k = 0; k < Form::kPerWord; ++k) {
+    for (int k = 0; k < Form::kInWord; ++k) {
       const uint32_t pair = *reinterpret_cast<const uint16_t*>(cell[k] + 2 * chunk * Form::kGroups);
       const uint32_t two = __byte_perm(pair, 0, 0x4140) + shift[k] & mask[k];
-      value |= __funnelshift_l(two, two, csf_turn(Form::kFormat, k) + csf_shift(Form::kFormat));
+      if constexpr (kind == CsfKind::kNvfp4) {
+        const uint32_t both = (two | two >> (16 - csf_bits(Form::kFormat))) & 0xFFF;
+        value |= turn[k] < 0 ? both >> -turn[k] : both << turn[k];
+      } else {
+        value |= __funnelshift_l(two, two, turn[k] + 7);
+      }
     }
     *reinterpret_cast<uint32_t*>(out) = value;
     out += Form::kAtOnce * stride;
@@ -324,6 +308,7 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
   expand_codes<kind>(r, b, cells, 0, min(kSegment, r.chunk_count), thread);
   share_rows<kind>(r, b, facts, thread);
   __syncthreads();
+  if (thread < 4) place_warps(b, thread);  // read behind the next barrier but one
   const int row = thread / (kThreads / kTileRows);
   const int pair = row / 16 * 8 + row % 8, high = row / 8 % 2;
   const bool second = r.args.product == Product::kGateUp && high != 0;
@@ -336,44 +321,52 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
     const int end_column = first_column + kSegment * Form::kGroups;
     if (first > 0) expand_codes<kind>(r, b, cells, first, chunk_count, thread);
     for (int i = thread; i < kSegment * 2; i += kThreads) {
-      reinterpret_cast<uint4*>(b.listed)[i] = reinterpret_cast<uint4*>(b.left)[i] = {};
+      reinterpret_cast<uint4*>(b.left)[i] = {};
     }
     __syncthreads();
+    const int64_t stride = tile_bytes(r.args.format, ScaleForm::kCsf);
+    uint8_t* tiles = r.args.packed + (block_index * r.chunk_count + first) * stride;
+    auto mask_bit = [&](int in_row) {
+      return 8 * (pair % 4) + 2 * (in_row % Form::kGroups) + high;
+    };
     each_exception(words, next, end, first_cell, end_column, [&](uint32_t word, int column) {
-      const int in_row = column - first_column, at = in_row / Form::kGroups * 8 + pair / 4;
-      const uint32_t bit = 1u << (8 * (pair % 4) + 2 * (in_row % Form::kGroups) + high);
+      const int in_row = column - first_column, chunk = in_row / Form::kGroups;
       const uint32_t distance = Form::distance(word >> 24, b.base[row]);
       const bool coded = distance <= Form::kCode;
-      atomicOr(&b.listed[at], bit);
-      if (!coded) atomicOr(&b.left[at], bit);
       cells[pair * r.pitch + 2 * in_row + high] =
-          static_cast<uint8_t>(coded ? distance - b.shift[row] : Form::value(word >> 24));
+          static_cast<uint8_t>((coded ? distance : 0) - b.shift[row]);
+      if (coded) return;
+      if (kind == CsfKind::kNvfp4 && Form::value(word >> 24) == 0) {
+        clear_weights(tiles + chunk * stride, pair, in_row % Form::kGroups, high);
+      } else {
+        atomicOr(&b.left[chunk * 8 + pair / 4], 1u << mask_bit(in_row));
+      }
     });
     __syncthreads();
-    const int64_t tile = block_index * r.chunk_count + first;
-    if (thread < 32) {
-      place_chunks(b, chunk_count, r.args.exception_begin + tile, thread);
-    } else {
-      fill_rooms<kind>(b, cells, r.pitch, chunk_count, thread - 32, kThreads - 32);
-    }
+    if (thread < 128) place_chunks(b, thread / 32, chunk_count, thread % 32);
+    store_words<kind>(r, b, cells, chunk_count, tiles, thread);
     __syncthreads();
-    store_words<kind>(r, b, cells, chunk_count,
-                      r.args.packed + tile * tile_bytes(r.args.format, ScaleForm::kCsf), thread);
     next = each_exception(words, next, end, first_cell, end_column, [&](uint32_t word, int column) {
       const int in_row = column - first_column, chunk = in_row / Form::kGroups;
-      const int bit = 8 * (pair % 4) + 2 * (in_row % Form::kGroups) + high;
+      const uint32_t* left = b.left + chunk * 8 + pair / 8 * 2;
+      const uint32_t bit = 1u << mask_bit(in_row);
+      if ((left[pair / 4 % 2] & bit) == 0) return;
       // The list is in the order of the masks' bits.
-      uint32_t rank = __popc(b.listed[chunk * 8 + pair / 4] & ((1u << bit) - 1));
-      for (int i = 0; i < pair / 4; ++i) rank += __popc(b.listed[chunk * 8 + i]);
-      const auto byte =
-          static_cast<uint32_t>(2 * (pair * Form::kGroups + in_row % Form::kGroups) + high);
-      r.args.exceptions[b.tile_begin[chunk] + rank] =
-          (word & 0xFF000000u) | static_cast<uint32_t>(first + chunk) << 8 | byte;
+      int rank = __popc(left[pair / 4 % 2] & (bit - 1));
+      if (pair / 4 % 2 != 0) rank += __popc(left[0]);
+      const auto scale = static_cast<uint32_t>(pair % 8 * Form::kGroups + in_row % Form::kGroups);
+      r.args.exceptions[b.tile_begin[chunk * 4 + pair / 8] + static_cast<uint32_t>(rank)] =
+          Form::value(word >> 24) << 24 | static_cast<uint32_t>(first + chunk) << 8 |
+          (2 * scale + static_cast<uint32_t>(high));
     });
     __syncthreads();
   }
-  if (block_index + 1 == gridDim.x && thread == 0) {
-    r.args.exception_begin[(block_index + 1) * r.chunk_count] = b.before;
+  if (thread < 4) {
+    CsfWarpRows& out = r.args.out[block_index * 4 + thread];
+    out.first = b.first[thread];
+    out.count = b.count[thread];
+    out.odd = b.odd_bases >> thread & 1;
+    out.unused = 0;
   }
 }
 

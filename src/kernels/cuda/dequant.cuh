@@ -40,6 +40,11 @@ NIBBLE_HD constexpr uint32_t gather_code(uint32_t half, int i) {
          : i == 2 ? (half >> 9 & 1) << 3 | (half & 7)
                   : (half >> 10 & 1) << 3 | (half >> 11 & 7);
 }
+/// The magnitudes of the low or of the high row's codes in such a word (RowPairScales: registers 0
+/// and 2 are the low row's).
+NIBBLE_HD constexpr uint32_t row_magnitudes(int high) {
+  return (high == 0 ? spread_codes(7, 0, 7, 0) : spread_codes(0, 7, 0, 7)) * 0x10001u;
+}
 __device__ __forceinline__ void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
   constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x01C001C0u;
   a[0] = w & (kSign | kMagnitude);

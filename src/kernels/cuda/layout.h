@@ -53,24 +53,32 @@ NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
 NIBBLE_HD constexpr int tile_scales_at(FormatId f) {
   return f == FormatId::kFp8Block ? 4096 : tile_code_bytes(f);
 }
-/// Compressed scales of a tile, for each of its four warps: words of codes, and room for csf_room
-/// exceptions of two bytes each: a last word (NVFP4) or bits that the codes leave over (MX formats,
-/// csf_index.h). Scale i of a warp (lane i for NVFP4, lanes 2 i and 2 i + 1 else) has its codes, of
-/// the low and of the high row, in word i / csf_per_word: turned right by csf_turn, the word has
-/// them csf_shift bits up in its two halves. That is where the expansion of scale bytes
-/// (dequant.cuh) wants them: code + base is the byte.
-NIBBLE_HD constexpr int csf_bits(FormatId f) { return f == FormatId::kNvfp4 ? 5 : 3; }
-NIBBLE_HD constexpr int csf_per_word(FormatId f) { return f == FormatId::kNvfp4 ? 3 : 4; }
-NIBBLE_HD constexpr int csf_shift(FormatId f) { return f == FormatId::kNvfp4 ? 4 : 7; }
-NIBBLE_HD constexpr int csf_turn(FormatId f, int i) {
-  return 12 + csf_bits(f) * (i % csf_per_word(f));
-}
-NIBBLE_HD constexpr int csf_code_words(FormatId f) { return f == FormatId::kNvfp4 ? 11 : 4; }
-NIBBLE_HD constexpr int csf_room(FormatId f) { return f == FormatId::kNvfp4 ? 2 : 1; }
+/// Compressed scales of a tile, for each of its four warps: words of codes, of csf_bits each. Scale
+/// i of a warp is lane i's (NVFP4) or lanes 2 i's and 2 i + 1's (MX formats), of the low and of the
+/// high row.
+///   NVFP4: eight scales fill three words: scale i's two codes, the low row's first, lie from bit
+///          12 (i % 8) of the three on.
+///   MX:    four scales fill a word: turned right by 4 (i % 4), it has the low row's code in bits
+///          7..10 and the high row's in bits 23..26, where the expansion of bytes wants them.
+NIBBLE_HD constexpr int csf_bits(FormatId f) { return f == FormatId::kNvfp4 ? 6 : 4; }
 NIBBLE_HD constexpr int csf_warp_words(FormatId f) { return f == FormatId::kNvfp4 ? 12 : 4; }
-/// Bits that no code uses, equal in all of a warp's code words: whether base + code is not the
-/// whole truth for the warp in this tile, and in this one or any other of the aligned four chunks.
-constexpr uint32_t kCsfFlag = 0x80000000u, kCsfFourFlag = 0x8000;
+/// The words (one, mostly) that hold a scale's codes, and where they begin in the first.
+struct CsfPlace {
+  int word, next, turn;
+};
+NIBBLE_HD constexpr CsfPlace csf_place(FormatId f, int i) {
+  if (f != FormatId::kNvfp4) return {i / 4, i / 4, 4 * (i % 4)};
+  const int bit = 12 * (i % 8), word = i / 8 * 3 + bit / 32;
+  return {word, word + (bit % 32 > 20 ? 1 : 0), bit % 32};
+}
+/// What kernels need of 16 rows of a row block, to read their compressed scales.
+struct alignas(16) CsfWarpRows {
+  uint16_t bases[8];  // of the lanes' low row, and of their high row << 8, by g
+  uint32_t first;     // exceptions: where they begin in the list,
+  uint32_t count;     // their number over all of K
+  uint32_t odd;       // not 0: a base is not plain (csf_index.h)
+  uint32_t unused;
+};
 NIBBLE_HD constexpr int tile_scale_bytes(FormatId f, ScaleForm form = ScaleForm::kPlain) {
   if (form == ScaleForm::kCsf) return 4 * 4 * csf_warp_words(f);
   return f == FormatId::kNvfp4                                                   ? 256

@@ -41,7 +41,7 @@ class PackedProjection {
 
  private:
   ScaleForm form_;
-  DeviceBuffer bases_, begins_, exceptions_;
+  DeviceBuffer rows_, exceptions_;
   int64_t exception_count_ = 0;
 };
 

@@ -8,60 +8,15 @@
 
 namespace nibble::kernels::cuda {
 
-/// Scales where kCsfFlag is set, by a whole warp. `room`: NVFP4's; with MX formats it lies in the
-/// codes of all lanes. `begin`, `list`: the tile's exceptions, if the room does not hold them.
-template <FormatId format>
-__device__ __forceinline__ uint32_t irregular_scales(uint32_t codes, uint32_t turn, uint32_t base,
-                                                     uint32_t room, const uint32_t* begin,
-                                                     const uint32_t* list, int quarter, int lane) {
-  using Halves = ScaleHalves<format>;
-  if constexpr (csf_warp_words(format) == csf_code_words(format)) {
-    room = 0;
-#pragma unroll
-    for (int w = 0; w < csf_code_words(format); ++w) {
-      room |= Halves::room_part(__shfl_sync(~0u, codes, w * (32 / csf_code_words(format))), w);
-    }
-  }
-  return Halves::irregular(codes, turn, base, room, lane, [&](uint32_t& halves) {
-    Halves::patch_list(halves, begin, list, quarter, lane);
-  });
-}
-
-/// What a lane keeps for a task's compressed scales.
-template <FormatId format>
-struct FewScales {
-  using Halves = ScaleHalves<format>;
-  uint32_t base = 0, turn = 0;
-
-  __device__ __forceinline__ void start(const uint8_t* bases, int lane) {
-    base = Halves::expand_bases(reinterpret_cast<const uint16_t*>(bases)[lane / 4]);
-    turn = static_cast<uint32_t>(csf_turn(format, static_cast<int>(Halves::scale_of(lane))));
-  }
-  /// BF16 of the two rows where kCsfFlag is clear.
-  __device__ __forceinline__ uint32_t regular(uint32_t codes) const {
-    return Halves::regular(codes, turn, base);
-  }
-  /// The same for any chunk. `tile`: its number in its matrix.
-  __device__ __forceinline__ uint32_t any(uint32_t codes, uint32_t room, const FewArgs& args,
-                                          bool down, int64_t tile, int quarter, int lane) const {
-    if (!__any_sync(~0u, static_cast<int32_t>(codes) < 0)) return regular(codes);
-    const MoeWeights& w = args.weights;
-    return irregular_scales<format>(
-        codes, turn, base, room,
-        (down ? w.down.csf.exception_begin : w.gate_up.csf.exception_begin) + tile,
-        down ? w.down.csf.exceptions : w.gate_up.csf.exceptions, quarter, lane);
-  }
-};
-
 /// A warp's share of one chunk, as it lies in memory.
 template <typename P>
 struct FewRaw {
   static constexpr FormatId kFormat = P::kFormat;
   TileFragment<kFormat> fragment;  // its codes
-  uint32_t scales, room;           // compressed: the lane's word of codes, and NVFP4's room
+  uint32_t scales;                 // two bytes, or, if they were compressed, BF16
 
-  /// Chunk `sub` of the stage at `place`.
-  __device__ __forceinline__ void load(const uint8_t* place, int sub, int quarter, int lane) {
+  /// Chunk `sub` of the stage at `place`, but for compressed scales.
+  __device__ __forceinline__ void load(const uint8_t* place, int sub, int lane) {
     const uint8_t* codes = place + sub * P::kCodeUnits * 16;
     const uint8_t* at = place + P::kScalesAt + sub * P::kScaleUnits * 16;
     if constexpr (kFormat == FormatId::kBf16) {
@@ -74,13 +29,7 @@ struct FewRaw {
       } else {
         fragment.load_codes(codes, 0, lane);
       }
-      if constexpr (!P::kCsf) {
-        scales = two_scales<kFormat>(at, 0, lane);
-      } else {
-        const auto* words = reinterpret_cast<const uint32_t*>(at);
-        scales = words[ScaleHalves<kFormat>::scale_of(lane) / csf_per_word(kFormat)];
-        if constexpr (kFormat == FormatId::kNvfp4) room = words[csf_code_words(kFormat)];
-      }
+      if constexpr (!P::kCsf) scales = two_scales<kFormat>(at, 0, lane);
     }
   }
 };
@@ -125,7 +74,8 @@ struct FewRun {
   const int lane;
   int place = 0;  // of the stage in `raw`
   FewRaw<P> raw[P::kStageChunks];
-  FewScales<P::kFormat> scales;
+  ScaleWords<P::kFormat> words[P::kStageChunks];  // of compressed scales
+  LaneScales<P::kFormat> scales;
   LevelTable table;
 
   __device__ __forceinline__ FewRun(const FewArgs& a, FewStream<P>& s, const uint8_t* own_ring,
@@ -147,27 +97,31 @@ struct FewRun {
     if constexpr (P::kFormat == FormatId::kNf3) {
       table = level_table((t.down ? args.weights.down : args.weights.gate_up).levels);
     }
-    if constexpr (P::kCsf) scales.start(at(place) + P::kBasesAt, lane);
+    if constexpr (P::kCsf) {
+      scales.start(*reinterpret_cast<const CsfWarpRows*>(at(place) + P::kRowsAt), lane);
+    }
 #pragma unroll
-    for (int i = 0; i < P::kStageChunks; ++i) raw[i].load(at(place), i, t.quarter, lane);
+    for (int i = 0; i < P::kStageChunks; ++i) load(i);
   }
-  /// The scales of the stage in `raw` as the fragments want them; compressed ones of all its chunks
-  /// are tested at once.
+  /// Chunk `i` of the stage at `place` to the registers.
+  __device__ __forceinline__ void load(int i) {
+    raw[i].load(at(place), i, lane);
+    if constexpr (P::kCsf) {
+      scales.load(words[i], at(place) + P::kScalesAt + i * P::kScaleUnits * 16);
+    }
+  }
+  /// Compressed scales of the stage in `raw` as the fragments want them.
   __device__ __forceinline__ void ready_scales(const Task& t, int chunk) {
     if constexpr (P::kCsf) {
-      uint32_t flags = 0;
+      uint32_t ready[P::kStageChunks];
 #pragma unroll
-      for (int i = 0; i < P::kStageChunks; ++i) flags |= raw[i].scales;
-      if (!__any_sync(~0u, static_cast<int32_t>(flags) < 0)) {  // kCsfFlag
-#pragma unroll
-        for (int i = 0; i < P::kStageChunks; ++i) raw[i].scales = scales.regular(raw[i].scales);
-      } else {
-#pragma unroll
-        for (int i = 0; i < P::kStageChunks; ++i) {
-          raw[i].scales = scales.any(raw[i].scales, raw[i].room, args, t.down, t.tile + chunk + i,
-                                     t.quarter, lane);
-        }
+      for (int i = 0; i < P::kStageChunks; ++i) ready[i] = scales.scales(words[i]);
+      if (!scales.regular()) {
+        const MoeWeights& w = args.weights;
+        scales.any_scales(ready, words, (t.down ? w.down : w.gate_up).csf.exceptions, chunk, lane);
       }
+#pragma unroll
+      for (int i = 0; i < P::kStageChunks; ++i) raw[i].scales = ready[i];
     }
   }
   __device__ __forceinline__ void expand(FewWeights<P>& to, FewRaw<P>& from) const {
@@ -196,7 +150,7 @@ struct FewRun {
         const uint4 tokens[2] = {from[0], from[1]};
         FewWeights<P> weights;
         expand(weights, raw[i]);
-        raw[i].load(at(place), i, t.quarter, lane);  // behind the task's last stage: not used
+        load(i);  // behind the task's last stage: not used
         weights.multiply(acc, tokens);
       }
     }

@@ -21,8 +21,9 @@ struct FewPiece {
   static constexpr int kScaleUnits = kRescale ? 1 : (tile_bytes(format, form) - kCodes) / 64;
   static constexpr int kStageChunks = deep && kCodeUnits <= 32 ? 4 : 2;
   static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
-  static constexpr int kBasesAt = kScalesAt + kStageChunks * kScaleUnits * 16;
-  static constexpr int kPlaceBytes = kBasesAt + (kCsf ? 16 : 0);  // with the task's first stage
+  static constexpr int kRowsAt = kScalesAt + kStageChunks * kScaleUnits * 16;
+  static constexpr int kRowsUnits = kCsf ? sizeof(CsfWarpRows) / 16 : 0;  // with its first stage
+  static constexpr int kPlaceBytes = kRowsAt + kRowsUnits * 16;
   static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
   // More threads than there are, for at most 80 registers (compressed scales: the compiler is let
   // take 96 and takes 80): so the router before has room beside this kernel (norm_route.cuh), and
@@ -80,8 +81,11 @@ struct FewStream {
     codes = source + P::code_offset(quarter, lane);
     if constexpr (P::kScaleUnits > 0) scales = source + P::scale_offset(quarter, lane);
     if constexpr (P::kCsf) {
-      const uint16_t* bases = down ? args.weights.down.csf.bases : args.weights.gate_up.csf.bases;
-      if (lane == 0) copy_unit_async(to + P::kBasesAt, bases + block * 32 + quarter * 8, policy);
+      const CsfWarpRows* rows = (down ? args.weights.down : args.weights.gate_up).csf.rows;
+      if (lane < P::kRowsUnits) {
+        copy_unit_async(to + P::kRowsAt + static_cast<uint32_t>(16 * lane),
+                        reinterpret_cast<const uint4*>(rows + block * 4 + quarter) + lane, policy);
+      }
     }
   }
   /// Queues the next stage's copies. Chunks behind the matrix's last, and all behind the last task,

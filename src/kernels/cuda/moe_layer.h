@@ -34,9 +34,8 @@ struct MoeShape {
 
 /// The compressed scales of one projection, made by csf_index.h. Device memory.
 struct CsfScales {
-  const uint16_t* bases = nullptr;            // [experts][row blocks][32]: low | high << 8 by lane
-  const uint32_t* exception_begin = nullptr;  // [experts * row blocks * chunks + 1], by tile
-  /// (value << 24) + (chunk << 8) + byte of the tile's plain scales; ascending in a tile
+  const CsfWarpRows* rows = nullptr;  // [experts][row blocks][4]
+  /// (value << 24) + (chunk << 8) + 2 (scale of the warp) + high; ascending in a warp's rows
   const uint32_t* exceptions = nullptr;
 };
 

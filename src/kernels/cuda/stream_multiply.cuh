@@ -28,8 +28,8 @@ __device__ __forceinline__ void add_scaled(float (&acc)[kRegisters], const float
 /// second set of A registers and so half the warpgroups: measured slower, see docs/results.)
 template <typename G, int kTokens>
 __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& ring,
-                                         const RowScales<G>& rows, const LevelTable& table,
-                                         int group, int chunk_count, int warp, int lane) {
+                                         RowScales<G>& rows, const LevelTable& table, int group,
+                                         int chunk_count, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   int sub = 0;  // chunk inside the stage
@@ -47,11 +47,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
     fragment.template expand<1>(a[1]);
     fragment.template expand<2>(a[2]);
     fragment.template expand<3>(a[3]);
-    if constexpr (G::kCsf) {
-      // The expansion passes the time until it is known whether there is more to do.
-      pin_registers(a);
-      weights.finish(rows, tile, chunk, warp, lane);
-    }
+    weights.finish(rows, chunk, lane);
 #pragma unroll
     for (int j = 0; j < 4; ++j) fragment.scale(a[j]);
     if constexpr (G::kRescale) {
@@ -132,12 +128,12 @@ struct ChunkOperands {
 /// multiplied, also across stages: with one token a warp is bound by the latency of this chain.
 template <typename G, int kTokens>
 __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Ring<G>& ring,
-                                                  const RowScales<G>& rows, const LevelTable& table,
+                                                  RowScales<G>& rows, const LevelTable& table,
                                                   int group, int chunk_count, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   constexpr int kChunks = G::kStageChunks;
-  static_assert(kChunks == 2 || kChunks == 4);  // of aligned four
+  static_assert(kChunks % 2 == 0);  // the chunks take turns with two sets of registers
   // Lanes 8 m .. 8 m + 7 point at the eight tokens of 16-byte unit m (and 4 + m: address ^ 64).
   const uint32_t x_lane = static_cast<uint32_t>(lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16);
   auto tile = [&](int sub) { return ring.tile(group * kChunks + sub); };
@@ -175,11 +171,11 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
       load_next(operands[(sub + 1) % 2], sub);
       operands[sub % 2].multiply(acc);
     };
-    if (operands[0].weights.irregular_four()) {
+    if (G::kCsf && !rows.regular()) {
       // Rare, so as little code as possible.
 #pragma unroll 1
       for (int sub = 0; sub < kChunks; ++sub) {
-        operands[0].weights.finish(rows, tile(sub), stage * kChunks + sub, warp, lane);
+        operands[0].weights.finish(rows, stage * kChunks + sub, lane);
         operands[0].multiply(acc);
         load_next(operands[0], sub);
       }
@@ -197,7 +193,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
 #pragma unroll 1
     for (int sub = 0; sub < rest; ++sub) {
       load(operands[0], sub);
-      operands[0].weights.finish(rows, tile(sub), full_stages * kChunks + sub, warp, lane);
+      operands[0].weights.finish(rows, full_stages * kChunks + sub, lane);
       operands[0].multiply(acc);
     }
     release(ring.empty());

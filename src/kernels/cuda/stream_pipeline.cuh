@@ -9,7 +9,7 @@ namespace nibble::kernels::cuda {
 
 constexpr int kItemSlots = 8;
 constexpr int kMaxStages = 16;
-constexpr int kBlockBasesBytes = 64;  // CSF bases of a row block
+constexpr int kBlockRowsBytes = 4 * sizeof(CsfWarpRows);  // of a row block
 
 struct WorkItem {
   int product;  // Product, or -1: no more work
@@ -38,10 +38,10 @@ struct StreamGeometry {
   static constexpr int kCodeBytes = tile_code_bytes(format);
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
   static constexpr int kWBytes = kGroups * stage_chunks * kTileBytes;
-  static constexpr int kBasesBytes = kCsf ? kItemSlots * groups * kBlockBasesBytes : 0;
+  static constexpr int kCsfRowsBytes = kCsf ? kItemSlots * groups * kBlockRowsBytes : 0;
   static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
-                                    groups * tile_tokens * 8 + kBasesBytes + 16;
+                                    groups * tile_tokens * 8 + kCsfRowsBytes + 16;
   static constexpr int kBudget = cta_bytes - kTailBytes;
   static constexpr int kFit = kBudget / (kXBytes + kWBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
@@ -52,8 +52,8 @@ struct StreamGeometry {
   static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
   static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
-  static constexpr int kBases = (kRows + groups * tile_tokens * 8 + 15) / 16 * 16;
-  static constexpr int kSmemBytes = kBases + kBasesBytes;
+  static constexpr int kCsfRows = (kRows + groups * tile_tokens * 8 + 15) / 16 * 16;
+  static constexpr int kSmemBytes = kCsfRows + kCsfRowsBytes;
   static_assert(kStages >= 3);
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
   static __device__ const uint8_t* smem() { return moe_smem; }
@@ -85,9 +85,9 @@ struct ItemQueue {
   __device__ WorkItem& item() const {
     return reinterpret_cast<WorkItem*>(moe_smem + G::kItems)[slot];
   }
-  /// CSF bases of the item's row blocks: they come with its first stage.
-  __device__ uint8_t* bases() const {
-    return moe_smem + G::kBases + slot * G::kGroups * kBlockBasesBytes;
+  /// CsfWarpRows of the item's row blocks: they come with its first stage.
+  __device__ uint8_t* csf_rows() const {
+    return moe_smem + G::kCsfRows + slot * G::kGroups * kBlockRowsBytes;
   }
   /// By a whole warp.
   __device__ void push(const WorkItem& pushed, int lane) {
@@ -159,7 +159,7 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
   };
   WorkItem item = make_item<G>(args, map, take());
   while (item.product >= 0) {
-    const uint32_t bases = smem_address(queue.bases());
+    const uint32_t csf_rows = smem_address(queue.csf_rows());
     queue.push(item, lane);
     // The next item's index and tile are fetched while this one streams.
     const WorkItem next = make_item<G>(args, map, take());
@@ -174,8 +174,8 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
       const uint32_t bytes =
           static_cast<uint32_t>(min(G::kStageChunks, item.chunk_count - chunk) * G::kTileBytes);
-      const bool with_bases = G::kCsf && chunk == 0;
-      const uint32_t block_total = bytes + (with_bases ? kBlockBasesBytes : 0);
+      const bool with_rows = G::kCsf && chunk == 0;
+      const uint32_t block_total = bytes + (with_rows ? kBlockRowsBytes : 0);
       mbarrier_wait(ring.empty(), ring.phase ^ 1);
       if (lane == 0) {
         mbarrier_arrive_expect(ring.full(), block_total * static_cast<uint32_t>(item.blocks));
@@ -185,11 +185,10 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
             ring.w() + static_cast<uint32_t>(lane * G::kStageChunks * G::kTileBytes), source, bytes,
             ring.full(), policy);
       }
-      if (with_bases && lane == 0) {
-        bulk_load(bases,
-                  (down ? args.weights.down : args.weights.gate_up).csf.bases +
-                      first_block * (kBlockBasesBytes / 2),
-                  static_cast<uint32_t>(item.blocks * kBlockBasesBytes), ring.full());
+      if (with_rows && lane == 0) {
+        bulk_load(csf_rows,
+                  (down ? args.weights.down : args.weights.gate_up).csf.rows + first_block * 4,
+                  static_cast<uint32_t>(item.blocks * kBlockRowsBytes), ring.full());
       }
       source += bytes;
       ring.advance();
