@@ -162,7 +162,9 @@ Result<void> CudaBuilder::decide(Projection& p) {
   report.scales = report.planes * p.scale_bytes;
   report.plain_bytes = p.tiles() * kernels::cuda::tile_scale_bytes(p.meta.format);
   report.exceptions = exceptions;
-  report.csf_bytes = p.tiles() * kernels::cuda::tile_scale_bytes(p.meta.format, ScaleForm::kCsf) +
+  report.csf_bytes = p.experts() * kernels::cuda::packed_bytes(p.meta.format, p.product, p.hidden,
+                                                               p.inter, ScaleForm::kCsf) -
+                     p.tiles() * kernels::cuda::tile_code_bytes(p.meta.format) +
                      p.csf_rows_bytes() + 4 * exceptions;
   scales_.push_back(report);
   if (fits && report.compressed()) p.out.scale_form = ScaleForm::kCsf;

@@ -57,7 +57,7 @@ void bench_plane(const char* name, FormatId f, Product product, int64_t experts,
   args.first = {out.view(), stack.rows, 0};
   args.second = {out.view(), stack.rows, inter};
   const int64_t tiles = experts * tile_count(product, hidden, inter);
-  DeviceBuffer packed(tiles * tile_bytes(f, ScaleForm::kCsf)),
+  DeviceBuffer packed(experts * packed_bytes(f, product, hidden, inter, ScaleForm::kCsf)),
       rows(experts * row_blocks(product, hidden, inter) * 4 *
            static_cast<int64_t>(sizeof(CsfWarpRows))),
       words(4 * count + 16);
@@ -68,7 +68,7 @@ void bench_plane(const char* name, FormatId f, Product product, int64_t experts,
   const auto mb = static_cast<double>(cells) * 1e-6;
   const double stored = static_cast<double>(out.fixed.bytes() + 4 * count);
   const double resident =
-      static_cast<double>(tiles * tile_scale_bytes(f, ScaleForm::kCsf) + rows.bytes() + 4 * count);
+      static_cast<double>(packed.bytes() - tiles * tile_code_bytes(f) + rows.bytes() + 4 * count);
   std::printf(
       "| %s [%lld,%lld,%lld] | %.1f | %.2f %% | %.3f (%.3f-%.3f) | %.1f | %.3f | %.3f (%.3f-%.3f) "
       "| "

@@ -123,26 +123,31 @@ void check_streams(Checks& checks, const CsfStack& s, Content content, uint64_t 
   }
 }
 
-/// Plain scale bytes of a warp's rows in a tile from their compressed form, as layout.h and
-/// csf_index.h describe it (NVFP4: without signs).
-std::vector<uint8_t> expand_warp(FormatId f, const uint8_t* tile_scales, int warp,
+/// Plain scale bytes of a warp's rows in a chunk from their compressed form, as layout.h and
+/// csf_index.h describe it (NVFP4: without signs). `block`: the packed row block.
+std::vector<uint8_t> expand_warp(FormatId f, const uint8_t* block, int warp, int64_t chunk,
                                  const CsfWarpRows& rows) {
   const int groups = kTileCols / group_cols(f);
-  const auto bytes = static_cast<size_t>(4 * csf_warp_words(f));
-  uint32_t words[16];
-  std::memcpy(words, tile_scales + static_cast<size_t>(warp) * bytes, bytes);
+  const uint8_t* words = block + csf_group_at(f, chunk);
+  auto word = [&](int64_t byte) {
+    uint32_t w;
+    std::memcpy(&w, words + byte, 4);
+    return w;
+  };
   std::vector<uint8_t> plain(static_cast<size_t>(16 * groups));
-  const uint32_t code = (1u << csf_bits(f)) - 1;
-  for (int i = 0; i < 8 * groups; ++i) {
-    const CsfPlace at = csf_place(f, i);
-    const uint64_t two = words[at.word] | static_cast<uint64_t>(words[at.next]) << 32;
-    const uint64_t turned =
-        f == FormatId::kNvfp4 ? two >> at.turn : std::rotr(words[at.word], at.turn);
+  for (int lane = 0; lane < 32; ++lane) {
+    CsfWords of_lane;
+    const int in_group = static_cast<int>(chunk % kCsfChunks);
+    if (f == FormatId::kNvfp4) of_lane.own = word(128 * warp + 4 * lane);
+    if (f != FormatId::kNvfp4 || in_group >= 2) {
+      of_lane.pair =
+          turn_right(word(csf_pairs_at(f) + 64 * warp + 4 * (lane / 2)), csf_turn(f, lane));
+    }
+    const uint32_t codes = csf_codes(f, of_lane, in_group) >> csf_shift(f);
     for (int high = 0; high < 2; ++high) {
-      const int first_bit = f == FormatId::kNvfp4 ? 6 * high : 7 + 16 * high;
-      const uint32_t base = rows.bases[i / groups] >> 8 * high & 0xFF;
-      const uint32_t byte = base + (static_cast<uint32_t>(turned >> first_bit) & code);
-      plain[static_cast<size_t>(2 * i + high)] =
+      const uint32_t base = rows.bases[lane / 4] >> 8 * high & 0xFF;
+      const uint32_t byte = base + (codes >> 16 * high & 0xFFFF);
+      plain[static_cast<size_t>(2 * (lane * groups / 4) + high)] =
           static_cast<uint8_t>(f == FormatId::kNvfp4 ? byte & 127 : byte);
     }
   }
@@ -183,10 +188,9 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
   args.first = {streams[0]->view(), stack.rows, 0};
   args.second = stacked ? CsfSource{streams[0]->view(), stack.rows, rows}
                         : CsfSource{streams.back()->view(), stack.rows, 0};
-  const int64_t tiles = experts * tile_count(product, hidden, inter);
   const int64_t blocks = experts * row_blocks(product, hidden, inter);
-  const int stride = tile_bytes(f, ScaleForm::kCsf);
-  DeviceBuffer packed(tiles * stride), warp_rows(blocks * 4 * int64_t{sizeof(CsfWarpRows)}),
+  const int64_t block_bytes = row_block_bytes(f, ScaleForm::kCsf, chunks(cols));
+  DeviceBuffer packed(blocks * block_bytes), warp_rows(blocks * 4 * int64_t{sizeof(CsfWarpRows)}),
       words(4 * count + 16);
   must(cudaMemset(packed.data(), 0xFF, static_cast<size_t>(packed.bytes())), "all magnitudes");
   args.packed = packed.as<uint8_t>();
@@ -213,8 +217,9 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
       continue;
     }
     for (int64_t chunk = 0; chunk < chunk_count; ++chunk) {
-      const uint8_t* tile = host_packed.data() + (block * chunk_count + chunk) * stride;
-      const auto plain = expand_warp(f, tile + tile_code_bytes(f), warp, r);
+      const uint8_t* packed_block = host_packed.data() + block * block_bytes;
+      const uint8_t* tile = packed_block + tile_at(f, ScaleForm::kCsf, chunk_count, chunk);
+      const auto plain = expand_warp(f, packed_block, warp, chunk, r);
       for (int at = 0; at < 16 * groups; ++at) {
         const int pair = at / 2 / groups, group = at / 2 % groups, high = at % 2;
         uint8_t got = plain[static_cast<size_t>(at)];

@@ -27,9 +27,8 @@ struct TileForm {
   static constexpr FormatId kFormat = kind == CsfKind::kNvfp4 ? FormatId::kNvfp4 : FormatId::kMxfp4;
   static constexpr int kGroups = kTileCols / group_cols(kFormat);  // scale columns of a chunk
   static constexpr uint32_t kCode = (1u << csf_bits(kFormat)) - 1;
-  static constexpr int kWords = csf_warp_words(kFormat);
-  static constexpr int kInWord = 4;  // scales that a word has codes of, at most
-  static constexpr int kAtOnce = kThreads / (4 * kWords);  // chunks whose words are stored together
+  static constexpr int kWords = csf_group_bytes(kFormat, kCsfChunks) / 4;  // of a group
+  static constexpr int kAtOnce = kThreads / kWords;  // groups whose words are stored together
   /// A scale's value as the kernels see it, and its distance from the row's base.
   static __device__ __forceinline__ uint32_t value(uint32_t scale) {
     return kind == CsfKind::kNvfp4 ? scale & 127 : scale;
@@ -243,51 +242,61 @@ __device__ __forceinline__ void clear_weights(uint8_t* tile, int pair, int t, in
   for (int i = 0; i < 4; ++i) atomicAnd(words + i, ~row_magnitudes(high));
 }
 
-/// The segment's words: a thread has one word of every kAtOnce-th tile.
+/// The segment's words: a thread has one word of every kAtOnce-th group. `block`: the row block.
 template <CsfKind kind>
 __device__ __forceinline__ void store_words(const IndexRows& r, const BlockRows& b,
-                                            const uint8_t* cells, int chunk_count, uint8_t* tiles,
-                                            int thread) {
+                                            const uint8_t* cells, int first_chunk, int chunk_count,
+                                            uint8_t* block, int thread) {
   using Form = TileForm<kind>;
-  const int64_t stride = tile_bytes(r.args.format, ScaleForm::kCsf);
-  const int in_tile = thread % (4 * Form::kWords), first = thread / (4 * Form::kWords);
-  const int warp = in_tile / Form::kWords, word = in_tile % Form::kWords;
-  // The first scale with codes in the word, and where scale k's begin: a place below 0 lies in the
-  // word before.
-  const int first_scale =
-      kind == CsfKind::kNvfp4 ? word / 3 * 8 + 8 * (word % 3) / 3 : word * Form::kInWord;
-  const uint8_t* cell[Form::kInWord];
-  uint32_t shift[Form::kInWord], mask[Form::kInWord];
-  int turn[Form::kInWord];
+  constexpr int kPairsAt = csf_pairs_at(Form::kFormat) / 4;
+  const int word = thread % Form::kWords;
+  const bool of_pair = word >= kPairsAt;  // for two lanes
+  const int warp = of_pair ? (word - kPairsAt) / 16 : word / 32;
+  // A lane whose codes the word has: MX lanes share theirs.
+  struct Lane {
+    const uint8_t* cell;
+    uint32_t shift;
+  } lanes[2];
 #pragma unroll
-  for (int k = 0; k < Form::kInWord; ++k) {
-    const int i = first_scale + k;
-    const bool valid = i < 8 * Form::kGroups && (csf_place(Form::kFormat, i).word == word ||
-                                                 csf_place(Form::kFormat, i).next == word);
-    const int pair = valid ? 8 * warp + i / Form::kGroups : 0;
-    const CsfPlace place = csf_place(Form::kFormat, valid ? i : 0);
-    cell[k] = cells + pair * r.pitch + 2 * (i % Form::kGroups);
-    shift[k] = b.shift[low_row(pair)] | static_cast<uint32_t>(b.shift[low_row(pair) + 8]) << 16;
-    mask[k] = valid ? Form::kCode * 0x10001u : 0;
-    turn[k] = place.turn - (valid && place.word != word ? 32 : 0);
+  for (int i = 0; i < 2; ++i) {
+    const int lane = of_pair ? (word - kPairsAt) % 16 * 2 + i : word % 32;
+    const int pair = 8 * warp + lane / 4, column = lane % 4 * Form::kGroups / 4;
+    lanes[i].cell = cells + pair * r.pitch + 2 * column;
+    lanes[i].shift = b.shift[low_row(pair)] | static_cast<uint32_t>(b.shift[low_row(pair) + 8])
+                                                  << 16;
   }
-  uint8_t* out = tiles + tile_code_bytes(r.args.format) + 4 * in_tile + first * stride;
-#pragma unroll 2
-  for (int chunk = first; chunk < chunk_count; chunk += Form::kAtOnce) {
-    uint32_t value = 0;
+  for (int chunk = thread / Form::kWords * kCsfChunks; chunk < chunk_count;
+       chunk += Form::kAtOnce * kCsfChunks) {
+    // Past the last chunk: any codes of the row.
+    auto words_of = [&](const Lane& lane) {
+      CsfWords words;
 #pragma unroll
-    for (int k = 0; k < Form::kInWord; ++k) {
-      const uint32_t pair = *reinterpret_cast<const uint16_t*>(cell[k] + 2 * chunk * Form::kGroups);
-      const uint32_t two = __byte_perm(pair, 0, 0x4140) + shift[k] & mask[k];
+      for (int c = 0; c < kCsfChunks; ++c) {
+        uint32_t two = 0;
+        if (chunk + c < chunk_count) {
+          const auto* cell = lane.cell + 2 * (chunk + c) * Form::kGroups;
+          two = __byte_perm(*reinterpret_cast<const uint16_t*>(cell), 0, 0x4140);
+        }
+        const uint32_t codes = (two + lane.shift & Form::kCode * 0x10001u)
+                               << csf_shift(Form::kFormat);
+        const CsfWords bits = csf_place(Form::kFormat, codes, c);
+        words.own |= bits.own;
+        words.pair |= bits.pair;
+      }
+      return words;
+    };
+    uint32_t value = 0;
+    if (kind == CsfKind::kNvfp4 && !of_pair) {
+      value = words_of(lanes[0]).own;
+    } else {
+      if (kind == CsfKind::kNvfp4 && chunk_count - chunk <= 2) continue;  // not stored
+      value = words_of(lanes[0]).pair;
       if constexpr (kind == CsfKind::kNvfp4) {
-        const uint32_t both = (two | two >> (16 - csf_bits(Form::kFormat))) & 0xFFF;
-        value |= turn[k] < 0 ? both >> -turn[k] : both << turn[k];
-      } else {
-        value |= __funnelshift_l(two, two, turn[k] + 7);
+        value |= turn_right(words_of(lanes[1]).pair, 32 - csf_turn(Form::kFormat, 1));
       }
     }
-    *reinterpret_cast<uint32_t*>(out) = value;
-    out += Form::kAtOnce * stride;
+    *reinterpret_cast<uint32_t*>(block + csf_group_at(r.args.format, first_chunk + chunk) +
+                                 4 * word) = value;
   }
 }
 
@@ -299,6 +308,8 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
   uint8_t* cells = reinterpret_cast<uint8_t*>(index_smem);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t block_index = blockIdx.x;
+  uint8_t* packed_block =
+      r.args.packed + block_index * row_block_bytes(r.args.format, ScaleForm::kCsf, r.chunk_count);
   const auto blocks = static_cast<unsigned>(r.blocks);
   const int64_t expert = blockIdx.x / blocks, block = blockIdx.x % blocks;
   if (thread == 0) b.odd_bases = b.before = 0;
@@ -324,8 +335,6 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
       reinterpret_cast<uint4*>(b.left)[i] = {};
     }
     __syncthreads();
-    const int64_t stride = tile_bytes(r.args.format, ScaleForm::kCsf);
-    uint8_t* tiles = r.args.packed + (block_index * r.chunk_count + first) * stride;
     auto mask_bit = [&](int in_row) {
       return 8 * (pair % 4) + 2 * (in_row % Form::kGroups) + high;
     };
@@ -337,14 +346,16 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
           static_cast<uint8_t>((coded ? distance : 0) - b.shift[row]);
       if (coded) return;
       if (kind == CsfKind::kNvfp4 && Form::value(word >> 24) == 0) {
-        clear_weights(tiles + chunk * stride, pair, in_row % Form::kGroups, high);
+        clear_weights(
+            packed_block + tile_at(r.args.format, ScaleForm::kCsf, r.chunk_count, first + chunk),
+            pair, in_row % Form::kGroups, high);
       } else {
         atomicOr(&b.left[chunk * 8 + pair / 4], 1u << mask_bit(in_row));
       }
     });
     __syncthreads();
     if (thread < 128) place_chunks(b, thread / 32, chunk_count, thread % 32);
-    store_words<kind>(r, b, cells, chunk_count, tiles, thread);
+    store_words<kind>(r, b, cells, first, chunk_count, packed_block, thread);
     __syncthreads();
     next = each_exception(words, next, end, first_cell, end_column, [&](uint32_t word, int column) {
       const int in_row = column - first_column, chunk = in_row / Form::kGroups;

@@ -1,4 +1,5 @@
-// Which GPUs can run what, and division by multiplication: host arithmetic. Needs no GPU.
+// Which GPUs can run what, where compressed scales lie, and division by multiplication: host
+// arithmetic. Needs no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -97,6 +98,55 @@ TEST(NormRoute, TakesTwoKernelsWhereItsWeightsDoNotFit) {
     }
   }
   EXPECT_GT(norm_route_bytes(FormatId::kBf16, 4096, 512), kRtx5090.shared_bytes);
+}
+
+TEST(CsfGroup, EveryCodeComesBackFromItsPlace) {
+  std::mt19937 random(7);
+  for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
+    const uint32_t all = ((1u << csf_bits(f)) - 1) * 0x10001u << csf_shift(f);
+    for (int round = 0; round < 100; ++round) {
+      uint32_t codes[kCsfChunks];
+      CsfWords words;
+      for (int c = 0; c < kCsfChunks; ++c) {
+        codes[c] = random() & all;
+        const CsfWords bits = csf_place(f, codes[c], c);
+        EXPECT_EQ(words.own & bits.own, 0u);
+        EXPECT_EQ(words.pair & bits.pair, 0u);
+        words.own |= bits.own;
+        words.pair |= bits.pair;
+      }
+      for (int c = 0; c < kCsfChunks; ++c) EXPECT_EQ(csf_codes(f, words, c), codes[c]);
+    }
+  }
+}
+
+TEST(CsfGroup, TwoLanesShareAWordWithoutMeeting) {
+  const FormatId f = FormatId::kNvfp4;
+  uint32_t bits[2] = {0, 0};
+  for (int lane = 0; lane < 2; ++lane) {
+    for (int c = 0; c < kCsfChunks; ++c) bits[lane] |= csf_place(f, 0x03F003F0u, c).pair;
+    bits[lane] = turn_right(bits[lane], 32 - csf_turn(f, lane));
+  }
+  EXPECT_EQ(bits[0] & bits[1], 0u);
+  EXPECT_EQ(bits[0] | bits[1], ~0u);
+}
+
+TEST(CsfGroup, ChunksOfARowBlockFollowEachOther) {
+  for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
+    for (int64_t count = 1; count < 20; ++count) {
+      int64_t at = 0;
+      for (int64_t chunk = 0; chunk < count; ++chunk) {
+        if (chunk % kCsfChunks == 0) {
+          EXPECT_EQ(csf_group_at(f, chunk), at);
+          at += csf_group_bytes(f, count - chunk);
+        }
+        EXPECT_EQ(tile_at(f, ScaleForm::kCsf, count, chunk), at);
+        at += tile_code_bytes(f);
+      }
+      EXPECT_EQ(row_block_bytes(f, ScaleForm::kCsf, count), at);
+      EXPECT_EQ(at % 128, 0);  // whole lines of memory
+    }
+  }
 }
 
 TEST(Divisor, DividesWhatItSaysItDoes) {

@@ -53,23 +53,47 @@ NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
 NIBBLE_HD constexpr int tile_scales_at(FormatId f) {
   return f == FormatId::kFp8Block ? 4096 : tile_code_bytes(f);
 }
-/// Compressed scales of a tile, for each of its four warps: words of codes, of csf_bits each. Scale
-/// i of a warp is lane i's (NVFP4) or lanes 2 i's and 2 i + 1's (MX formats), of the low and of the
-/// high row.
-///   NVFP4: eight scales fill three words: scale i's two codes, the low row's first, lie from bit
-///          12 (i % 8) of the three on.
-///   MX:    four scales fill a word: turned right by 4 (i % 4), it has the low row's code in bits
-///          7..10 and the high row's in bits 23..26, where the expansion of bytes wants them.
+/// Compressed scales of four chunks of a row block ("group"; the last may have fewer) lie together,
+/// before the chunks' codes: words of codes of csf_bits each, where a lane finds its scales of the
+/// low and the high row by fixed shifts, in the halves of a word.
+///   NVFP4: a word for each lane, [warp][lane], and, with more than two chunks, one for two lanes,
+///          [warp][lane / 2].
+///   MX:    one for two lanes, who share their scales.
+constexpr int kCsfChunks = 4;
 NIBBLE_HD constexpr int csf_bits(FormatId f) { return f == FormatId::kNvfp4 ? 6 : 4; }
-NIBBLE_HD constexpr int csf_warp_words(FormatId f) { return f == FormatId::kNvfp4 ? 12 : 4; }
-/// The words (one, mostly) that hold a scale's codes, and where they begin in the first.
-struct CsfPlace {
-  int word, next, turn;
+NIBBLE_HD constexpr int csf_group_bytes(FormatId f, int64_t chunks) {
+  return f != FormatId::kNvfp4 ? 256 : chunks <= 2 ? 512 : 768;
+}
+/// Where the words for two lanes begin.
+NIBBLE_HD constexpr int csf_pairs_at(FormatId f) { return f == FormatId::kNvfp4 ? 512 : 0; }
+/// Place of a scale byte in the halves of a word: where its expansion (dequant.cuh) wants it.
+NIBBLE_HD constexpr int csf_shift(FormatId f) { return f == FormatId::kNvfp4 ? 4 : 7; }
+/// How far a lane turns its word for two lanes to the right.
+NIBBLE_HD constexpr int csf_turn(FormatId f, int lane) {
+  return f == FormatId::kNvfp4 ? lane % 2 * 8 : 0;
+}
+NIBBLE_HD constexpr uint32_t turn_right(uint32_t word, int bits) {
+  return bits % 32 == 0 ? word : word >> bits % 32 | word << (32 - bits % 32);
+}
+/// A lane's words of a group: its own and, turned, the one for two lanes.
+struct CsfWords {
+  uint32_t own = 0, pair = 0;
 };
-NIBBLE_HD constexpr CsfPlace csf_place(FormatId f, int i) {
-  if (f != FormatId::kNvfp4) return {i / 4, i / 4, 4 * (i % 4)};
-  const int bit = 12 * (i % 8), word = i / 8 * 3 + bit / 32;
-  return {word, word + (bit % 32 > 20 ? 1 : 0), bit % 32};
+/// The codes, csf_shift up in the halves, of chunk `c` (0..3) of the group.
+NIBBLE_HD constexpr uint32_t csf_codes(FormatId f, const CsfWords& words, int c) {
+  if (f != FormatId::kNvfp4) return turn_right(words.pair, 4 * c) & 0x07800780u;
+  return c == 0   ? words.own & 0x03F003F0u
+         : c == 1 ? words.own >> 6 & 0x03F003F0u
+         : c == 2 ? words.pair & 0x03F003F0u
+                  : (words.own << 6 & 0x03C003C0u) | (words.pair >> 6 & 0x00300030u);
+}
+/// Its inverse: the bits of the words that say so.
+NIBBLE_HD constexpr CsfWords csf_place(FormatId f, uint32_t codes, int c) {
+  if (f != FormatId::kNvfp4) return {0, turn_right(codes, 32 - 4 * c)};
+  return c == 0   ? CsfWords{codes, 0}
+         : c == 1 ? CsfWords{codes << 6, 0}
+         : c == 2 ? CsfWords{0, codes}
+                  : CsfWords{codes >> 6 & 0x000F000Fu, (codes & 0x00300030u) << 6};
 }
 /// What kernels need of 16 rows of a row block, to read their compressed scales.
 struct alignas(16) CsfWarpRows {
@@ -79,15 +103,14 @@ struct alignas(16) CsfWarpRows {
   uint32_t odd;       // not 0: a base is not plain (csf_index.h)
   uint32_t unused;
 };
-NIBBLE_HD constexpr int tile_scale_bytes(FormatId f, ScaleForm form = ScaleForm::kPlain) {
-  if (form == ScaleForm::kCsf) return 4 * 4 * csf_warp_words(f);
+/// Bytes of a tile's plain scales, which follow its codes.
+NIBBLE_HD constexpr int tile_scale_bytes(FormatId f) {
   return f == FormatId::kNvfp4                                                   ? 256
          : f == FormatId::kMxfp4 || f == FormatId::kMxfp8 || f == FormatId::kNf3 ? 128
                                                                                  : 0;
 }
-NIBBLE_HD constexpr int tile_bytes(FormatId f, ScaleForm form = ScaleForm::kPlain) {
-  return tile_code_bytes(f) + tile_scale_bytes(f, form);
-}
+/// Of a tile with plain scales.
+NIBBLE_HD constexpr int tile_bytes(FormatId f) { return tile_code_bytes(f) + tile_scale_bytes(f); }
 /// Columns that share a scale, or (BF16, block FP8) that a row's length must be a multiple of.
 NIBBLE_HD constexpr int group_cols(FormatId f) {
   return f == FormatId::kNvfp4 || f == FormatId::kFp8Block ? 16 : f == FormatId::kBf16 ? 8 : 32;
@@ -105,6 +128,24 @@ NIBBLE_HD constexpr float register_unit(FormatId f) {
 
 NIBBLE_HD constexpr int64_t chunks(int64_t cols) { return (cols + kTileCols - 1) / kTileCols; }
 
+/// Where a row block's group of compressed scales begins that has chunk `chunk`'s.
+NIBBLE_HD constexpr int64_t csf_group_at(FormatId f, int64_t chunk) {
+  return chunk / kCsfChunks *
+         (csf_group_bytes(f, kCsfChunks) + kCsfChunks * int64_t{tile_code_bytes(f)});
+}
+/// Where the codes of chunk `chunk` begin in a row block of `chunk_count`.
+NIBBLE_HD constexpr int64_t tile_at(FormatId f, ScaleForm form, int64_t chunk_count,
+                                    int64_t chunk) {
+  if (form == ScaleForm::kPlain) return chunk * tile_bytes(f);
+  return csf_group_at(f, chunk) +
+         csf_group_bytes(f, chunk_count - chunk / kCsfChunks * kCsfChunks) +
+         chunk % kCsfChunks * tile_code_bytes(f);
+}
+NIBBLE_HD constexpr int64_t row_block_bytes(FormatId f, ScaleForm form, int64_t chunk_count) {
+  if (form == ScaleForm::kPlain) return chunk_count * tile_bytes(f);
+  return tile_at(f, form, chunk_count, chunk_count - 1) + tile_code_bytes(f);
+}
+
 enum class Product : uint8_t { kGateUp, kDown };
 
 /// Row blocks of one expert. The intermediate size is padded to whole chunks, because the first
@@ -117,7 +158,8 @@ NIBBLE_HD constexpr int64_t tile_count(Product p, int64_t hidden, int64_t inter)
 }
 NIBBLE_HD constexpr int64_t packed_bytes(FormatId f, Product p, int64_t hidden, int64_t inter,
                                          ScaleForm form = ScaleForm::kPlain) {
-  return tile_count(p, hidden, inter) * tile_bytes(f, form);
+  return row_blocks(p, hidden, inter) *
+         row_block_bytes(f, form, chunks(p == Product::kGateUp ? hidden : inter));
 }
 
 /// Place (in elements, 0..63) of column c of a chunk: step j = (c % 16) / 4 of lane t = c / 16.

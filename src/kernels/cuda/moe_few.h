@@ -32,6 +32,7 @@ struct FewArgs {
   uint8_t* h;                   // [slots][chunks(inter)][64] BF16
   FewCounters* counters;
   int tokens, slots;
+  int up_block_bytes, down_block_bytes;  // of a row block of each product
   // CTAs; (expert, 16 rows) of one expert in the first product; units of a row of x, and of h
   Divisor ctas, expert_ups, x_units, h_units;
 };

@@ -74,7 +74,6 @@ struct FewRun {
   const int lane;
   int place = 0;  // of the stage in `raw`
   FewRaw<P> raw[P::kStageChunks];
-  ScaleWords<P::kFormat> words[P::kStageChunks];  // of compressed scales
   LaneScales<P::kFormat> scales;
   LevelTable table;
 
@@ -90,6 +89,11 @@ struct FewRun {
   };
   __device__ __forceinline__ const uint8_t* at(int p) const { return ring + p * P::kPlaceBytes; }
 
+  /// Number of a stage's first chunk in its group of compressed scales.
+  static __device__ __forceinline__ int in_group(int chunk) {
+    return P::kStageChunks == kCsfChunks ? 0 : chunk % kCsfChunks;
+  }
+
   /// All that does not need the tokens.
   __device__ __forceinline__ void begin(const Task& t) {
     wait_copies<P::kPlaces - 1>();
@@ -101,24 +105,31 @@ struct FewRun {
       scales.start(*reinterpret_cast<const CsfWarpRows*>(at(place) + P::kRowsAt), lane);
     }
 #pragma unroll
-    for (int i = 0; i < P::kStageChunks; ++i) load(i);
+    for (int i = 0; i < P::kStageChunks; ++i) load(i, 0);
   }
-  /// Chunk `i` of the stage at `place` to the registers.
-  __device__ __forceinline__ void load(int i) {
+  /// Chunk `i` of the stage at `place`, which begins with chunk `chunk` of the task, to the
+  /// registers.
+  __device__ __forceinline__ void load(int i, int chunk) {
     raw[i].load(at(place), i, lane);
     if constexpr (P::kCsf) {
-      scales.load(words[i], at(place) + P::kScalesAt + i * P::kScaleUnits * 16);
+      if (i == 0 && in_group(chunk) == 0) {
+        const uint8_t* group = at(place) + P::kScalesAt;
+        scales.load(group, group + csf_pairs_at(P::kFormat) / 4, lane);
+      }
     }
   }
   /// Compressed scales of the stage in `raw` as the fragments want them.
+  template <bool regular>
   __device__ __forceinline__ void ready_scales(const Task& t, int chunk) {
     if constexpr (P::kCsf) {
       uint32_t ready[P::kStageChunks];
+      if constexpr (regular) {
 #pragma unroll
-      for (int i = 0; i < P::kStageChunks; ++i) ready[i] = scales.scales(words[i]);
-      if (!scales.regular()) {
+        for (int i = 0; i < P::kStageChunks; ++i) ready[i] = scales.scales(in_group(chunk) + i);
+      } else {
         const MoeWeights& w = args.weights;
-        scales.any_scales(ready, words, (t.down ? w.down : w.gate_up).csf.exceptions, chunk, lane);
+        scales.any_scales(ready, (t.down ? w.down : w.gate_up).csf.exceptions, chunk,
+                          in_group(chunk), lane);
       }
 #pragma unroll
       for (int i = 0; i < P::kStageChunks; ++i) raw[i].scales = ready[i];
@@ -133,9 +144,9 @@ struct FewRun {
     }
     to.expand(from.fragment);
   }
-  __device__ __forceinline__ void multiply(float (&acc)[4], const Task& t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
+  /// Regular compressed scales, and plain ones, need no branch in the loop.
+  template <bool regular>
+  __device__ __forceinline__ void multiply_stages(float (&acc)[4], const Task& t) {
 #pragma unroll 1
     for (int chunk = 0; chunk < t.chunk_count; chunk += P::kStageChunks) {
       // The next stage is there. This one's place takes the stage kPlaces later.
@@ -143,16 +154,25 @@ struct FewRun {
       __syncwarp();
       stream.advance();
       place = place + 1 == P::kPlaces ? 0 : place + 1;
-      ready_scales(t, chunk);
+      ready_scales<regular>(t, chunk);
 #pragma unroll
       for (int i = 0; i < P::kStageChunks; ++i) {
         const auto* from = reinterpret_cast<const uint4*>(t.row + (chunk + i) * kRowBytes);
         const uint4 tokens[2] = {from[0], from[1]};
         FewWeights<P> weights;
         expand(weights, raw[i]);
-        load(i);  // behind the task's last stage: not used
+        load(i, chunk + P::kStageChunks);  // behind the task's last stage: not used
         weights.multiply(acc, tokens);
       }
+    }
+  }
+  __device__ __forceinline__ void multiply(float (&acc)[4], const Task& t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
+    if (!P::kCsf || scales.regular) {
+      multiply_stages<true>(acc, t);
+    } else {
+      multiply_stages<false>(acc, t);
     }
   }
 };

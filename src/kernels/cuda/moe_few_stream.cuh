@@ -9,44 +9,60 @@ namespace nibble::kernels::cuda {
 constexpr int kFewStart = 1;  // named barrier: see FewStream::holds
 
 /// Where a warp's share of a tile lies, in units of 16 bytes (codes, then what it needs of the
-/// scales), and how it travels: kStageChunks chunks at a time, first all their codes.
+/// scales), and how it travels: kStageChunks chunks at a time, first all their codes. Compressed
+/// scales come with the first stage of their group.
 template <FormatId format, ScaleForm form, bool deep>
 struct FewPiece {
   static constexpr FormatId kFormat = format;
   static constexpr bool kCsf = form == ScaleForm::kCsf;
   static constexpr bool kRescale = format == FormatId::kFp8Block;
-  static constexpr int kTileBytes = tile_bytes(format, form);
-  static constexpr int kCodes = tile_scales_at(format);  // of the whole tile
+  static constexpr int kCodes = tile_scales_at(format);               // of the whole tile
+  static constexpr int kStride = kCsf ? kCodes : tile_bytes(format);  // from chunk to chunk
   static constexpr int kCodeUnits = kCodes / 64;
-  static constexpr int kScaleUnits = kRescale ? 1 : (tile_bytes(format, form) - kCodes) / 64;
-  static constexpr int kStageChunks = deep && kCodeUnits <= 32 ? 4 : 2;
+  static constexpr int kScaleUnits = kCsf       ? 0
+                                     : kRescale ? 1
+                                                : (tile_bytes(format) - kCodes) / 64;  // of a chunk
+  static constexpr int kGroupUnits = kCsf ? csf_group_bytes(format, kCsfChunks) / 64 : 0;
+  static constexpr int kStageChunks = (deep || kCsf) && kCodeUnits <= 32 ? 4 : 2;
   static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
-  static constexpr int kRowsAt = kScalesAt + kStageChunks * kScaleUnits * 16;
-  static constexpr int kRowsUnits = kCsf ? sizeof(CsfWarpRows) / 16 : 0;  // with its first stage
+  static constexpr int kRowsAt = kScalesAt + (kStageChunks * kScaleUnits + kGroupUnits) * 16;
+  static constexpr int kRowsUnits = kCsf ? sizeof(CsfWarpRows) / 16 : 0;  // with a task's first
   static constexpr int kPlaceBytes = kRowsAt + kRowsUnits * 16;
   static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
-  // More threads than there are, for at most 80 registers (compressed scales: the compiler is let
-  // take 96 and takes 80): so the router before has room beside this kernel (norm_route.cuh), and
-  // so has a CTA of the next product, which copies its weights while it waits.
-  static constexpr int kBound = kFewThreads + (kCsf ? 128 : 256);
+  // More threads than there are, for at most 80 registers: so the router before has room beside
+  // this kernel (norm_route.cuh), and so has a CTA of the next product, which copies its weights
+  // while it waits.
+  static constexpr int kBound = kFewThreads + 256;
   static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
   static constexpr bool kWholeWarps = kCodeUnits % 32 == 0;  // 32 lanes copy of one chunk
-  static_assert(kStageChunks * kScaleUnits <= 32);
+  static_assert(kStageChunks * kScaleUnits <= 32 && kGroupUnits <= 32);
 
   /// Of code unit `unit` (counted over the stage's chunks), from the first tile's start.
   static __device__ __forceinline__ int code_offset(int quarter, int unit) {
     const int chunk = unit / kCodeUnits, u = unit % kCodeUnits;
     if constexpr (format == FormatId::kNf3) {  // two planes
-      return chunk * kTileBytes +
+      return chunk * kStride +
              (u < 16 ? quarter * 256 + u * 16 : 1024 + quarter * 128 + (u - 16) * 16);
     } else {
-      return chunk * kTileBytes + (quarter * kCodeUnits + u) * 16;
+      return chunk * kStride + (quarter * kCodeUnits + u) * 16;
     }
   }
+  /// The same of a unit of scales: plain ones from the first tile's start, compressed ones from
+  /// their group's.
   static __device__ __forceinline__ int scale_offset(int quarter, int unit) {
-    const int chunk = unit / kScaleUnits, u = unit % kScaleUnits;
-    const int tile = chunk * kTileBytes + kCodes;
-    return tile + (kRescale ? u : quarter * kScaleUnits + u) * 16;
+    if constexpr (kCsf) {
+      constexpr int kOwn = csf_pairs_at(format) / 64, kPairs = kGroupUnits - kOwn;
+      return unit < kOwn ? (quarter * kOwn + unit) * 16
+                         : csf_pairs_at(format) + (quarter * kPairs + unit - kOwn) * 16;
+    } else {
+      const int chunk = unit / kScaleUnits, u = unit % kScaleUnits;
+      const int tile = chunk * kStride + kCodes;
+      return tile + (kRescale ? u : quarter * kScaleUnits + u) * 16;
+    }
+  }
+  /// A group with no more chunks has no unit `unit` of scales: NVFP4's words for two lanes.
+  static __device__ __forceinline__ int fewest_chunks(int unit) {
+    return format == FormatId::kNvfp4 && unit >= csf_pairs_at(format) / 64 ? 2 : 0;
   }
 };
 
@@ -63,7 +79,8 @@ struct FewStream {
   // Of the next stage: its first tile, and the lane's first unit of codes and unit of scales.
   const uint8_t *source = nullptr, *codes = nullptr, *scales = nullptr;
   int quarter = 0, task = 0, left = 0, place = 0;
-  bool holds = false;  // other warps wait until the first product's copies are all queued
+  bool group_starts = true;  // compressed scales: with the next stage
+  bool holds = false;        // other warps wait until the first product's copies are all queued
 
   __device__ __forceinline__ FewStream(const FewArgs& a, const SlotTiles& s, const WarpTasks& t,
                                        uint32_t ring_at, int own_lane)
@@ -77,10 +94,15 @@ struct FewStream {
     const auto* tiles = down ? args.weights.down.tiles : args.weights.gate_up.tiles;
     left = down ? tasks.down_chunks : tasks.up_chunks;
     quarter = t.quarter;
-    source = reinterpret_cast<const uint8_t*>(tiles) + block * (left * P::kTileBytes);
+    source = reinterpret_cast<const uint8_t*>(tiles) +
+             block * (down ? args.down_block_bytes : args.up_block_bytes);
+    if constexpr (P::kScaleUnits + P::kGroupUnits > 0) {
+      scales = source + P::scale_offset(quarter, lane);
+    }
+    if constexpr (P::kCsf) source += csf_group_bytes(P::kFormat, left);
     codes = source + P::code_offset(quarter, lane);
-    if constexpr (P::kScaleUnits > 0) scales = source + P::scale_offset(quarter, lane);
     if constexpr (P::kCsf) {
+      group_starts = true;
       const CsfWarpRows* rows = (down ? args.weights.down : args.weights.gate_up).csf.rows;
       if (lane < P::kRowsUnits) {
         copy_unit_async(to + P::kRowsAt + static_cast<uint32_t>(16 * lane),
@@ -114,11 +136,27 @@ struct FewStream {
                         lane / P::kScaleUnits < left ? 16 : 0, policy);
       }
     }
+    if constexpr (P::kCsf) {
+      if (group_starts && lane < P::kGroupUnits) {
+        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales,
+                        left > P::fewest_chunks(lane) ? 16 : 0, policy);
+      }
+    }
     commit_copies();
-    source += P::kStageChunks * P::kTileBytes;
-    codes += P::kStageChunks * P::kTileBytes;
-    scales += P::kStageChunks * P::kTileBytes;
     left -= P::kStageChunks;
+    int step = P::kStageChunks * P::kStride;
+    if constexpr (P::kCsf) {
+      if constexpr (P::kStageChunks < kCsfChunks) group_starts = !group_starts;
+      scales += step;
+      if (group_starts) {
+        scales += csf_group_bytes(P::kFormat, kCsfChunks);
+        step += csf_group_bytes(P::kFormat, left);  // of the next group
+      }
+    } else {
+      scales += step;
+    }
+    source += step;
+    codes += step;
     place = place + 1 == P::kPlaces ? 0 : place + 1;
   }
 };

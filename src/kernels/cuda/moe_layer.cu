@@ -242,6 +242,9 @@ Result<void> launch_few(const FewChoice& few, const FewArgs& args, const Gpu& gp
 
 FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs& args,
                  const MoeWorkspace& work, const Gpu& gpu) {
+  auto block_bytes = [](const ExpertMatrices& m, int64_t cols) {
+    return static_cast<int>(row_block_bytes(m.format, m.scale_form, chunks(cols)));
+  };
   return {.shape = shape,
           .weights = weights,
           .x = static_cast<const uint8_t*>(args.x),
@@ -253,6 +256,8 @@ FewArgs few_args(const MoeShape& shape, const MoeWeights& weights, const MoeArgs
           .counters = work.few,
           .tokens = static_cast<int>(args.tokens),
           .slots = static_cast<int>(args.tokens * shape.top_k),
+          .up_block_bytes = block_bytes(weights.gate_up, shape.hidden),
+          .down_block_bytes = block_bytes(weights.down, shape.inter),
           .ctas = Divisor(gpu.processors),
           .expert_ups = Divisor(expert_ups(shape)),
           .x_units = Divisor(few_row_units(shape.hidden)),

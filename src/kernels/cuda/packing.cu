@@ -90,7 +90,8 @@ __device__ TilePlace tile_place(const PackArgs& args) {
   place.chunk = i % columns;
   place.block = i / columns % blocks;
   place.expert = i / columns / blocks;
-  place.tile = args.packed + i * tile_bytes(args.format, args.scale_form);
+  place.tile = args.packed + i / columns * row_block_bytes(args.format, args.scale_form, columns) +
+               tile_at(args.format, args.scale_form, columns, place.chunk);
   return place;
 }
 

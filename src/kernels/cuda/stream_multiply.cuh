@@ -33,12 +33,12 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   int sub = 0;  // chunk inside the stage
-#pragma unroll 1
-  for (int chunk = 0; chunk < chunk_count; ++chunk) {
+  auto run_chunk = [&](int chunk, int in_group, bool regular) __attribute__((always_inline)) {
     if (sub == 0) ring.wait_full();
     TileWeights<G> weights;
-    const uint8_t* tile = ring.tile(group * G::kStageChunks + sub);
-    weights.load(tile, rows, table, warp, lane);
+    const uint8_t* tile = ring.tile(group, sub);
+    if (G::kCsf && in_group == 0) rows.load_group(tile, chunk_count - chunk, warp, lane);
+    weights.load(tile, rows, in_group, table, warp, lane);
     const TileFragment<G::kFormat>& fragment = weights.fragment;
     const uint64_t b =
         chunk_descriptor(ring.x() + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes));
@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
     fragment.template expand<1>(a[1]);
     fragment.template expand<2>(a[2]);
     fragment.template expand<3>(a[3]);
-    weights.finish(rows, chunk, lane);
+    if (!regular) weights.finish(rows, chunk, lane);
 #pragma unroll
     for (int j = 0; j < 4; ++j) fragment.scale(a[j]);
     if constexpr (G::kRescale) {
@@ -74,6 +74,20 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
       ring.advance();
       sub = 0;
     }
+  };
+  if (G::kCsf && !rows.regular) {  // rare, so as little code as possible
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunk_count; ++chunk) run_chunk(chunk, chunk % kCsfChunks, false);
+    return;
+  }
+  // Compressed scales lie elsewhere in each chunk of a group.
+  constexpr int kAtOnce = G::kCsf ? kCsfChunks : 1;
+#pragma unroll 1
+  for (int first = 0; first < chunk_count; first += kAtOnce) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i == 0 || first + i < chunk_count) run_chunk(first + i, i, true);
+    }
   }
 }
 #endif
@@ -86,8 +100,8 @@ struct ChunkOperands {
 
   /// `x` is the lane's ldmatrix address (see multiply_by_warps).
   __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, const RowScales<G>& rows,
-                                       const LevelTable& table, int warp, int lane) {
-    weights.load(tile, rows, table, warp, lane);
+                                       int in_group, const LevelTable& table, int warp, int lane) {
+    weights.load(tile, rows, in_group, table, warp, lane);
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
       load_matrices(tokens[i][0], x + static_cast<uint32_t>(1024 * i));
@@ -136,68 +150,63 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
   static_assert(kChunks % 2 == 0);  // the chunks take turns with two sets of registers
   // Lanes 8 m .. 8 m + 7 point at the eight tokens of 16-byte unit m (and 4 + m: address ^ 64).
   const uint32_t x_lane = static_cast<uint32_t>(lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16);
-  auto tile = [&](int sub) { return ring.tile(group * kChunks + sub); };
-  auto load = [&](ChunkOperands<G, kTokens>& operands, int sub) {
-    operands.load(tile(sub),
-                  ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes), rows,
-                  table, warp, lane);
+  // Chunk `sub` of stage `stage`, which is at hand.
+  auto load = [&](ChunkOperands<G, kTokens> & operands, int stage, int sub)
+      __attribute__((always_inline)) {
+    const int chunk = stage * kChunks + sub;
+    const int in_group = kChunks == kCsfChunks ? sub : chunk % kCsfChunks;
+    const uint8_t* tile = ring.tile(group, sub);
+    if (G::kCsf && in_group == 0) rows.load_group(tile, chunk_count - chunk, warp, lane);
+    operands.load(tile, ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes),
+                  rows, in_group, table, warp, lane);
   };
   auto release = [&](uint32_t bar) {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(bar);
   };
-  const int full_stages = chunk_count / kChunks, rest = chunk_count % kChunks;
+  // Compressed scales with exceptions are rare: such rows go the slow way of the last chunks.
+  const int full_stages = G::kCsf && !rows.regular ? 0 : chunk_count / kChunks;
   ChunkOperands<G, kTokens> operands[2];  // more than 16 tokens would spill
   if (full_stages > 0) {
     ring.wait_full();
-    load(operands[0], 0);
+    load(operands[0], 0, 0);
   }
 #pragma unroll 1
   for (int stage = 0; stage < full_stages; ++stage) {
     const uint32_t empty = ring.empty();
     auto load_next = [&](ChunkOperands<G, kTokens>& next, int sub) {
       if (sub + 1 < kChunks) {
-        load(next, sub + 1);
+        load(next, stage, sub + 1);
       } else {
         ring.advance();
         if (stage + 1 < full_stages) {
           ring.wait_full();
-          load(next, 0);
+          load(next, stage + 1, 0);
         }
       }
     };
     auto run_chunk = [&]<int sub>() __attribute__((always_inline)) {
-      operands[sub % 2].weights.finish_regular(rows);
       load_next(operands[(sub + 1) % 2], sub);
       operands[sub % 2].multiply(acc);
     };
-    if (G::kCsf && !rows.regular()) {
-      // Rare, so as little code as possible.
-#pragma unroll 1
-      for (int sub = 0; sub < kChunks; ++sub) {
-        operands[0].weights.finish(rows, stage * kChunks + sub, lane);
-        operands[0].multiply(acc);
-        load_next(operands[0], sub);
-      }
-    } else {
-      // Without a branch between chunks, so that their instructions mix.
-      [&]<int... sub>(std::integer_sequence<int, sub...>) __attribute__((always_inline)) {
-        (run_chunk.template operator()<sub>(), ...);
-      }
-      (std::make_integer_sequence<int, kChunks>{});
+    // Without a branch between chunks, so that their instructions mix.
+    [&]<int... sub>(std::integer_sequence<int, sub...>) __attribute__((always_inline)) {
+      (run_chunk.template operator()<sub>(), ...);
     }
+    (std::make_integer_sequence<int, kChunks>{});
     release(empty);
   }
-  if (rest != 0) {
-    ring.wait_full();
 #pragma unroll 1
-    for (int sub = 0; sub < rest; ++sub) {
-      load(operands[0], sub);
-      operands[0].weights.finish(rows, full_stages * kChunks + sub, lane);
-      operands[0].multiply(acc);
+  for (int chunk = full_stages * kChunks; chunk < chunk_count; ++chunk) {
+    const int sub = chunk % kChunks;
+    if (sub == 0) ring.wait_full();
+    load(operands[0], chunk / kChunks, sub);
+    if (G::kCsf && !rows.regular) operands[0].weights.finish(rows, chunk, lane);
+    operands[0].multiply(acc);
+    if (sub + 1 == kChunks || chunk + 1 == chunk_count) {
+      release(ring.empty());
+      ring.advance();
     }
-    release(ring.empty());
-    ring.advance();
   }
 }
 

@@ -34,10 +34,13 @@ struct StreamGeometry {
   static constexpr int kStageChunks = stage_chunks;
   static constexpr int kCtasPerSm = ctas_per_sm;
   static constexpr int kThreads = groups * 128 + (warp_mma ? 64 : 128);
-  static constexpr int kTileBytes = tile_bytes(format, form);
+  static constexpr int kTileBytes = kCsf ? tile_code_bytes(format) : tile_bytes(format);
+  // Compressed scales come before their group's first chunk.
+  static constexpr int kGroupBytes = kCsf ? csf_group_bytes(format, kCsfChunks) : 0;
+  static constexpr int kBlockBytes = kGroupBytes + stage_chunks * kTileBytes;  // of a row block
   static constexpr int kCodeBytes = tile_code_bytes(format);
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
-  static constexpr int kWBytes = kGroups * stage_chunks * kTileBytes;
+  static constexpr int kWBytes = kGroups * kBlockBytes;
   static constexpr int kCsfRowsBytes = kCsf ? kItemSlots * groups * kBlockRowsBytes : 0;
   static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
@@ -61,9 +64,10 @@ struct StreamGeometry {
 
 template <typename G>
 struct Ring : StageRing<G> {
-  /// Tile `i` of the stage: codes, then scales.
-  __device__ const uint8_t* tile(int i) const {
-    return moe_smem + G::kW + this->stage * G::kWBytes + i * G::kTileBytes;
+  /// Tile `i` of a row block in the stage. Compressed scales of its group end where tile 0 begins.
+  __device__ const uint8_t* tile(int block, int i) const {
+    return moe_smem + G::kW + this->stage * G::kWBytes + block * G::kBlockBytes + G::kGroupBytes +
+           i * G::kTileBytes;
   }
   __device__ void wait_full() const { mbarrier_wait(this->full(), this->phase); }
 };
@@ -164,7 +168,8 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     // The next item's index and tile are fetched while this one streams.
     const WorkItem next = make_item<G>(args, map, take());
     const bool down = item.product == static_cast<int>(Product::kDown);
-    const int64_t block_bytes = static_cast<int64_t>(item.chunk_count) * G::kTileBytes;
+    const int64_t block_bytes = row_block_bytes(
+        G::kFormat, G::kCsf ? ScaleForm::kCsf : ScaleForm::kPlain, item.chunk_count);
     const int64_t first_block =
         item.expert * row_blocks(down ? Product::kDown : Product::kGateUp, hidden, inter) +
         item.first_block;
@@ -172,8 +177,11 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
         reinterpret_cast<const uint8_t*>((down ? args.weights.down : args.weights.gate_up).tiles) +
         (first_block + lane) * block_bytes;
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
-      const uint32_t bytes =
-          static_cast<uint32_t>(min(G::kStageChunks, item.chunk_count - chunk) * G::kTileBytes);
+      const int left = item.chunk_count - chunk;
+      const int scale_bytes =
+          G::kCsf && chunk % kCsfChunks == 0 ? csf_group_bytes(G::kFormat, left) : 0;
+      const auto bytes =
+          static_cast<uint32_t>(scale_bytes + min(G::kStageChunks, left) * G::kTileBytes);
       const bool with_rows = G::kCsf && chunk == 0;
       const uint32_t block_total = bytes + (with_rows ? kBlockRowsBytes : 0);
       mbarrier_wait(ring.empty(), ring.phase ^ 1);
@@ -182,8 +190,8 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
       }
       if (lane < item.blocks) {
         bulk_load_streaming(
-            ring.w() + static_cast<uint32_t>(lane * G::kStageChunks * G::kTileBytes), source, bytes,
-            ring.full(), policy);
+            ring.w() + static_cast<uint32_t>(lane * G::kBlockBytes + G::kGroupBytes - scale_bytes),
+            source, bytes, ring.full(), policy);
       }
       if (with_rows && lane == 0) {
         bulk_load(csf_rows,
