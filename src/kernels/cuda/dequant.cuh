@@ -18,6 +18,26 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
+/// The same, a times the low half of `pair`, or times its high half: as the compiler knows, the
+/// instruction can take either half for both.
+__device__ __forceinline__ uint32_t mul_bf16x2_low(uint32_t a, uint32_t pair) {
+  uint32_t d;
+  asm("{.reg .b16 low, high; .reg .b32 both;\n\t"
+      "mov.b32 {low, high}, %2; mov.b32 both, {low, low};\n\t"
+      "fma.rn.bf16x2 %0, %1, both, %3;}"
+      : "=r"(d)
+      : "r"(a), "r"(pair), "r"(0x80008000u));
+  return d;
+}
+__device__ __forceinline__ uint32_t mul_bf16x2_high(uint32_t a, uint32_t pair) {
+  uint32_t d;
+  asm("{.reg .b16 low, high; .reg .b32 both;\n\t"
+      "mov.b32 {low, high}, %2; mov.b32 both, {high, high};\n\t"
+      "fma.rn.bf16x2 %0, %1, both, %3;}"
+      : "=r"(d)
+      : "r"(a), "r"(pair), "r"(0x80008000u));
+  return d;
+}
 /// (a & mask_a) | (b & mask_b) in two instructions.
 __device__ __forceinline__ uint32_t pick(uint32_t a, uint32_t mask_a, uint32_t b, uint32_t mask_b) {
   return (a & mask_a) | (b & mask_b);
@@ -112,12 +132,13 @@ __device__ __forceinline__ uint32_t two_scales(const uint8_t* scale_bytes, int w
   return scales[format == FormatId::kNvfp4 ? warp * 32 + lane : warp * 16 + lane / 2];
 }
 
-/// Registers 0 and 2 of a step are of the low row, 1 and 3 of the high row.
-__device__ __forceinline__ void scale_rows(uint32_t (&a)[4], uint32_t low, uint32_t high) {
-  a[0] = mul_bf16x2(a[0], low);
-  a[1] = mul_bf16x2(a[1], high);
-  a[2] = mul_bf16x2(a[2], low);
-  a[3] = mul_bf16x2(a[3], high);
+/// Registers 0 and 2 of a step are of the low row, 1 and 3 of the high row. `pair`: the rows'
+/// scales.
+__device__ __forceinline__ void scale_rows(uint32_t (&a)[4], uint32_t pair) {
+  a[0] = mul_bf16x2_low(a[0], pair);
+  a[1] = mul_bf16x2_high(a[1], pair);
+  a[2] = mul_bf16x2_low(a[2], pair);
+  a[3] = mul_bf16x2_high(a[3], pair);
 }
 
 /// What a lane holds of one tile: its words and its two scales. Step j's registers come from
@@ -128,16 +149,10 @@ struct TileParts;
 
 /// The two scales of formats that multiply every weight with one.
 struct RowPairScales {
-  uint32_t low_scale, high_scale;  // a BF16 twice
+  uint32_t scales;  // BF16 of the low and the high row
 
-  /// BF16 of the low and the high row.
-  __device__ __forceinline__ void set_scales(uint32_t pair) {
-    low_scale = __byte_perm(pair, 0, 0x1010);
-    high_scale = __byte_perm(pair, 0, 0x3232);
-  }
-  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
-    scale_rows(a, low_scale, high_scale);
-  }
+  __device__ __forceinline__ void set_scales(uint32_t pair) { scales = pair; }
+  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const { scale_rows(a, scales); }
 };
 
 /// E2M1 codes.
@@ -215,9 +230,7 @@ struct TileParts<FormatId::kFp8Block> : E4m3Words {
     load_codes(codes, warp, lane);
     scales = *reinterpret_cast<const float2*>(two_scales);
   }
-  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const {
-    scale_rows(a, kTwoTo120, kTwoTo120);
-  }
+  __device__ __forceinline__ void scale(uint32_t (&a)[4]) const { scale_rows(a, kTwoTo120); }
 };
 
 /// NF3: word j holds the eight codes of step j < 3 in the lower three bits of its nibbles (register

@@ -14,7 +14,7 @@ struct LinearFragment : TileFragment<format> {};
 struct PlainFp8Fragment : TileFragment<FormatId::kMxfp8> {
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load_codes(tile, warp, lane);
-    low_scale = high_scale = kTwoTo120;  // the codes in BF16's fields mean v * 2^-120
+    set_scales(kTwoTo120);  // the codes in BF16's fields mean v * 2^-120
   }
 };
 template <>
@@ -69,10 +69,9 @@ struct RawTile {
       const uint32_t both = format == FormatId::kNvfp4   ? expand_e4m3_scales(scale)
                             : format == FormatId::kMxfp4 ? expand_e8m0_scales<126>(scale)
                                                          : expand_e8m0_scales<120>(scale);
-      f.low_scale = __byte_perm(both, 0, 0x1010);
-      f.high_scale = __byte_perm(both, 0, 0x3232);
+      f.set_scales(both);
     } else if constexpr (kWords == 2) {
-      f.low_scale = f.high_scale = kTwoTo120;
+      f.set_scales(kTwoTo120);
     }
     return f;
   }
