@@ -88,6 +88,36 @@ TEST_F(CudaFormats, ExpertsInEveryFormat) {
   }
 }
 
+// Wide enough that compressing pays, and with groups of two and of three chunks at the end.
+TEST_F(CudaFormats, CompressedScalesGiveTheSameBits) {
+  for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
+    SCOPED_TRACE(formats::block_format(format).name);
+    TinyOptions tiny;
+    tiny.hidden = 1664;
+    tiny.inner = 960;
+    tiny.format = [format](const std::string& module) {
+      return testing::tiny_is_mlp(module) ? format : FormatId::kBf16;
+    };
+    testing::TempDir dir;
+    testing::write_tiny(dir.path(), testing::tiny_tensors(tiny), testing::tiny_config(tiny));
+    const std::unique_ptr<LoadedModel> plain = on_cuda(dir.path(), plan::Scales::kPlain),
+                                       csf = on_cuda(dir.path(), plan::Scales::kCsf);
+    ASSERT_FALSE(csf->report().scales.empty());
+    for (const load::ScaleReport& s : csf->report().scales) {
+      EXPECT_TRUE(s.compressed()) << "layer " << s.layer << ' ' << recipe::role_name(s.role) << ": "
+                                  << s.csf_bytes << " of " << s.plain_bytes << " bytes";
+    }
+    std::vector<int32_t> prompt;
+    for (int32_t i = 0; i < 90; ++i) prompt.push_back((i * 131 + 7) % 512);
+    const std::vector<float> want = plain->whole(prompt).logits;
+    EXPECT_EQ(want, csf->whole(prompt).logits);
+    for (const size_t chunk : {size_t{1}, size_t{5}}) {
+      EXPECT_EQ(want, csf->together({prompt}, [&](size_t, size_t) { return chunk; })[0])
+          << "chunks of " << chunk;
+    }
+  }
+}
+
 TEST_F(CudaFormats, LinearLayersInEveryFormat) {
   for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8,
                                 FormatId::kFp8Block, FormatId::kFp8Channel, FormatId::kFp8Tensor}) {

@@ -82,17 +82,6 @@ TEST_P(CudaFixture, SamePromptSameBits) {
   }
 }
 
-TEST_P(CudaFixture, CompressedScalesGiveTheSameBits) {
-  const bool quantized = std::string(GetParam()).find("fp4") != std::string::npos;
-  const std::vector<int32_t> prompt = ids(reference(), "p40.input_ids");
-  const std::unique_ptr<LoadedModel> plain = loaded(directory()),
-                                     csf = loaded(directory(), plan::Scales::kCsf);
-  int64_t compressed = 0;
-  for (const load::ScaleReport& s : csf->report().scales) compressed += s.compressed() ? 1 : 0;
-  EXPECT_EQ(compressed > 0, quantized);
-  EXPECT_EQ(plain->whole(prompt).logits, csf->whole(prompt).logits);
-}
-
 // Tokens of greedy and drawn requests through the engine: graphs and padding change nothing, and a
 // batch gives everybody what they get alone.
 std::vector<std::vector<int32_t>> generate(const std::string& directory,

@@ -70,6 +70,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
       wgmma_wait<0>();
     }
     if (++sub == G::kStageChunks || chunk + 1 == chunk_count) {
+      __syncwarp();
       if (lane == 0) mbarrier_arrive(ring.empty());
       ring.advance();
       sub = 0;
