@@ -56,10 +56,6 @@ struct CudaBuilder::Projection {
   /// Staged codes of n experts of one source.
   int64_t stacked_codes(int64_t n) const { return round16(n * code_bytes); }
   int64_t tiles() const { return experts() * kernels::cuda::tile_count(product, hidden, inter); }
-  int64_t csf_rows_bytes() const {
-    return experts() * kernels::cuda::row_blocks(product, hidden, inter) * 4 *
-           static_cast<int64_t>(sizeof(kernels::cuda::CsfWarpRows));
-  }
 };
 
 // Everything this projection reads, in the order that stage_scales() and pack() take it.
@@ -164,8 +160,7 @@ Result<void> CudaBuilder::decide(Projection& p) {
   report.exceptions = exceptions;
   report.csf_bytes = p.experts() * kernels::cuda::packed_bytes(p.meta.format, p.product, p.hidden,
                                                                p.inter, ScaleForm::kCsf) -
-                     p.tiles() * kernels::cuda::tile_code_bytes(p.meta.format) +
-                     p.csf_rows_bytes() + 4 * exceptions;
+                     p.tiles() * kernels::cuda::tile_code_bytes(p.meta.format) + 4 * exceptions;
   scales_.push_back(report);
   if (fits && report.compressed()) p.out.scale_form = ScaleForm::kCsf;
   return {};
@@ -214,12 +209,10 @@ Result<void> CudaBuilder::index(Projection& p) {
   args.first = {p.streams[0], p.meta.rows, 0};
   if (p.sources == 2) args.second = {p.streams[1], p.meta.rows, 0};
   args.packed = reinterpret_cast<uint8_t*>(p.packed);
-  NIBBLE_TRY(std::byte * rows, keep(p.csf_rows_bytes()));
   NIBBLE_TRY(std::byte * words, keep(4 * (int64_t{p.count[0]} + p.count[1]) + 16));
-  args.out = reinterpret_cast<kernels::cuda::CsfWarpRows*>(rows);
   args.exceptions = reinterpret_cast<uint32_t*>(words);
   NIBBLE_TRY(kernels::cuda::csf_index(args, stream()));
-  p.out.csf = {args.out, args.exceptions};
+  p.out.csf = {args.exceptions};
   return {};
 }
 

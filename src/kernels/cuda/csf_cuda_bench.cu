@@ -53,22 +53,19 @@ void bench_plane(const char* name, FormatId f, Product product, int64_t experts,
       encode, encode_min, encode_max);
   const bool exact =
       count <= out.room && equals_cpu_codec(out, download(planes.as<uint8_t>(), cells));
-  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr, nullptr};
+  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr};
   args.first = {out.view(), stack.rows, 0};
   args.second = {out.view(), stack.rows, inter};
   const int64_t tiles = experts * tile_count(product, hidden, inter);
   DeviceBuffer packed(experts * packed_bytes(f, product, hidden, inter, ScaleForm::kCsf)),
-      rows(experts * row_blocks(product, hidden, inter) * 4 *
-           static_cast<int64_t>(sizeof(CsfWarpRows))),
       words(4 * count + 16);
   args.packed = packed.as<uint8_t>();
-  args.out = rows.as<CsfWarpRows>();
   args.exceptions = words.as<uint32_t>();
   time_calls([&] { must(csf_index(args, nullptr), "index"); }, index, index_min, index_max);
   const auto mb = static_cast<double>(cells) * 1e-6;
   const double stored = static_cast<double>(out.fixed.bytes() + 4 * count);
   const double resident =
-      static_cast<double>(packed.bytes() - tiles * tile_code_bytes(f) + rows.bytes() + 4 * count);
+      static_cast<double>(packed.bytes() - tiles * tile_code_bytes(f) + 4 * count);
   std::printf(
       "| %s [%lld,%lld,%lld] | %.1f | %.2f %% | %.3f (%.3f-%.3f) | %.1f | %.3f | %.3f (%.3f-%.3f) "
       "| "

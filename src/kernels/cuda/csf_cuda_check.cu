@@ -171,7 +171,7 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
   const int matrices = down || stacked ? 1 : 2;
   std::vector<std::vector<uint8_t>> planes;
   std::vector<std::unique_ptr<StreamBuffers>> streams;
-  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr, nullptr};
+  CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr};
   int64_t count = 0;
   for (int m = 0; m < matrices; ++m) {
     planes.push_back(make_planes(stack, content, 31 + static_cast<uint64_t>(m)));
@@ -190,16 +190,13 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
                         : CsfSource{streams.back()->view(), stack.rows, 0};
   const int64_t blocks = experts * row_blocks(product, hidden, inter);
   const int64_t block_bytes = row_block_bytes(f, ScaleForm::kCsf, chunks(cols));
-  DeviceBuffer packed(blocks * block_bytes), warp_rows(blocks * 4 * int64_t{sizeof(CsfWarpRows)}),
-      words(4 * count + 16);
+  DeviceBuffer packed(blocks * block_bytes), words(4 * count + 16);
   must(cudaMemset(packed.data(), 0xFF, static_cast<size_t>(packed.bytes())), "all magnitudes");
   args.packed = packed.as<uint8_t>();
-  args.out = warp_rows.as<CsfWarpRows>();
   args.exceptions = words.as<uint32_t>();
   must(csf_index(args, nullptr), "index");
   must(cudaDeviceSynchronize(), "index run");
   const auto host_packed = download(packed.as<uint8_t>(), packed.bytes());
-  const auto host_rows = download(warp_rows.as<CsfWarpRows>(), blocks * 4);
   const auto host_words = download(words.as<uint32_t>(), count);
   const int64_t chunk_count = chunks(cols);
   const int groups = kTileCols / group_cols(f);
@@ -208,7 +205,9 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
     const int64_t block = i / 4, expert = block / row_blocks(product, hidden, inter);
     const int64_t in_expert = block % row_blocks(product, hidden, inter);
     const int warp = static_cast<int>(i % 4);
-    const CsfWarpRows& r = host_rows[static_cast<size_t>(i)];
+    const uint8_t* packed_block = host_packed.data() + block * block_bytes;
+    CsfWarpRows r;
+    std::memcpy(&r, packed_block + static_cast<size_t>(warp) * sizeof(r), sizeof(r));
     odd = odd && (r.odd != 0) == has_odd_base(f, r);
     uint32_t next = r.first;
     const uint32_t end = r.first + r.count;
@@ -217,7 +216,6 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
       continue;
     }
     for (int64_t chunk = 0; chunk < chunk_count; ++chunk) {
-      const uint8_t* packed_block = host_packed.data() + block * block_bytes;
       const uint8_t* tile = packed_block + tile_at(f, ScaleForm::kCsf, chunk_count, chunk);
       const auto plain = expand_warp(f, packed_block, warp, chunk, r);
       for (int at = 0; at < 16 * groups; ++at) {

@@ -121,7 +121,7 @@ __device__ __forceinline__ RowFacts load_rows(const IndexRows& r, BlockRows& b, 
   return facts;
 }
 template <CsfKind kind>
-__device__ __forceinline__ void share_rows(const IndexRows& r, BlockRows& b, const RowFacts& facts,
+__device__ __forceinline__ void share_rows(BlockRows& b, CsfWarpRows* out, const RowFacts& facts,
                                            int thread) {
   if (thread < kTileRows) {
     // Padding rows get a plain base: what their scales are does not matter.
@@ -134,8 +134,7 @@ __device__ __forceinline__ void share_rows(const IndexRows& r, BlockRows& b, con
     b.first_cell[thread] = facts.first_cell;
     b.base[thread] = static_cast<uint8_t>(base);
     b.shift[thread] = static_cast<uint8_t>(TileForm<kind>::distance(facts.stream_base, base));
-    CsfWarpRows& rows = r.args.out[blockIdx.x * int64_t{4} + thread / 16];
-    reinterpret_cast<uint8_t*>(rows.bases)[2 * (thread % 8) + thread / 8 % 2] =
+    reinterpret_cast<uint8_t*>(out[thread / 16].bases)[2 * (thread % 8) + thread / 8 % 2] =
         static_cast<uint8_t>(base);
   } else if (facts.before != 0) {
     atomicAdd(&b.before, facts.before);
@@ -317,7 +316,8 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
   __syncthreads();
   // What was loaded about the rows arrives while the codes are fetched.
   expand_codes<kind>(r, b, cells, 0, min(kSegment, r.chunk_count), thread);
-  share_rows<kind>(r, b, facts, thread);
+  auto* rows = reinterpret_cast<CsfWarpRows*>(packed_block);
+  share_rows<kind>(b, rows, facts, thread);
   __syncthreads();
   if (thread < 4) place_warps(b, thread);  // read behind the next barrier but one
   const int row = thread / (kThreads / kTileRows);
@@ -373,11 +373,10 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
     __syncthreads();
   }
   if (thread < 4) {
-    CsfWarpRows& out = r.args.out[block_index * 4 + thread];
-    out.first = b.first[thread];
-    out.count = b.count[thread];
-    out.odd = b.odd_bases >> thread & 1;
-    out.unused = 0;
+    rows[thread].first = b.first[thread];
+    rows[thread].count = b.count[thread];
+    rows[thread].odd = b.odd_bases >> thread & 1;
+    rows[thread].unused = 0;
   }
 }
 

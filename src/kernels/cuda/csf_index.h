@@ -34,7 +34,6 @@ struct CsfIndexArgs {
   int64_t experts = 0, hidden = 0, inter = 0;
   CsfSource first, second;         // as packing.h: gate and up, or down alone
   uint8_t* packed = nullptr;       // tiles that launch_pack wrote with ScaleForm::kCsf
-  CsfWarpRows* out = nullptr;      // [experts][row blocks][4]
   uint32_t* exceptions = nullptr;  // [at least the sum of the sources' exceptions]
 };
 

@@ -134,7 +134,7 @@ TEST(CsfGroup, TwoLanesShareAWordWithoutMeeting) {
 TEST(CsfGroup, ChunksOfARowBlockFollowEachOther) {
   for (const FormatId f : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
     for (int64_t count = 1; count < 20; ++count) {
-      int64_t at = 0;
+      int64_t at = kCsfRowsBytes;
       for (int64_t chunk = 0; chunk < count; ++chunk) {
         if (chunk % kCsfChunks == 0) {
           EXPECT_EQ(csf_group_at(f, chunk), at);

@@ -53,6 +53,16 @@ NIBBLE_HD constexpr int tile_code_bytes(FormatId f) {
 NIBBLE_HD constexpr int tile_scales_at(FormatId f) {
   return f == FormatId::kFp8Block ? 4096 : tile_code_bytes(f);
 }
+/// What kernels need of 16 rows of a row block to read their compressed scales. Those of its four
+/// warps lead the row block.
+struct alignas(16) CsfWarpRows {
+  uint16_t bases[8];  // of the lanes' low row, and of their high row << 8, by g
+  uint32_t first;     // exceptions: where they begin in the list,
+  uint32_t count;     // their number over all of K
+  uint32_t odd;       // not 0: a base is not plain (csf_index.h)
+  uint32_t unused;
+};
+constexpr int kCsfRowsBytes = 4 * sizeof(CsfWarpRows);
 /// Compressed scales of four chunks of a row block ("group"; the last may have fewer) lie together,
 /// before the chunks' codes: words of codes of csf_bits each, where a lane finds its scales of the
 /// low and the high row by fixed shifts, in the halves of a word.
@@ -95,14 +105,6 @@ NIBBLE_HD constexpr CsfWords csf_place(FormatId f, uint32_t codes, int c) {
          : c == 2 ? CsfWords{0, codes}
                   : CsfWords{codes >> 6 & 0x000F000Fu, (codes & 0x00300030u) << 6};
 }
-/// What kernels need of 16 rows of a row block, to read their compressed scales.
-struct alignas(16) CsfWarpRows {
-  uint16_t bases[8];  // of the lanes' low row, and of their high row << 8, by g
-  uint32_t first;     // exceptions: where they begin in the list,
-  uint32_t count;     // their number over all of K
-  uint32_t odd;       // not 0: a base is not plain (csf_index.h)
-  uint32_t unused;
-};
 /// Bytes of a tile's plain scales, which follow its codes.
 NIBBLE_HD constexpr int tile_scale_bytes(FormatId f) {
   return f == FormatId::kNvfp4                                                   ? 256
@@ -130,8 +132,9 @@ NIBBLE_HD constexpr int64_t chunks(int64_t cols) { return (cols + kTileCols - 1)
 
 /// Where a row block's group of compressed scales begins that has chunk `chunk`'s.
 NIBBLE_HD constexpr int64_t csf_group_at(FormatId f, int64_t chunk) {
-  return chunk / kCsfChunks *
-         (csf_group_bytes(f, kCsfChunks) + kCsfChunks * int64_t{tile_code_bytes(f)});
+  return kCsfRowsBytes +
+         chunk / kCsfChunks *
+             (csf_group_bytes(f, kCsfChunks) + kCsfChunks * int64_t{tile_code_bytes(f)});
 }
 /// Where the codes of chunk `chunk` begin in a row block of `chunk_count`.
 NIBBLE_HD constexpr int64_t tile_at(FormatId f, ScaleForm form, int64_t chunk_count,

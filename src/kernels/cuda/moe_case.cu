@@ -201,9 +201,6 @@ PackedProjection::PackedProjection(FormatId f, const LayerFormats& formats, Prod
     : format(f),
       tiles(s.experts * packed_bytes(f, product, s.hidden, s.inter, formats.scales)),
       form_(formats.scales),
-      rows_(form_ == ScaleForm::kCsf ? s.experts * row_blocks(product, s.hidden, s.inter) * 4 *
-                                           static_cast<int64_t>(sizeof(CsfWarpRows))
-                                     : 0),
       exceptions_(form_ == ScaleForm::kCsf
                       ? s.experts * s.hidden * s.inter / (formats.spiky ? 8 : 64) + 1024
                       : 0) {
@@ -233,7 +230,6 @@ PackedProjection::PackedProjection(FormatId f, const LayerFormats& formats, Prod
                      {},
                      {},
                      tiles.as<uint8_t>(),
-                     rows_.as<CsfWarpRows>(),
                      exceptions_.as<uint32_t>()};
   const int64_t fixed = s.experts * codec::csf_fixed_bytes(stack.kind, stack.rows, stack.cols);
   const int64_t cells = s.experts * stack.rows * stack.cols;
@@ -264,7 +260,7 @@ ExpertMatrices PackedProjection::view() const {
   m.format = format;
   m.scale_form = form_;
   m.tiles = tiles.data();
-  m.csf = {rows_.as<CsfWarpRows>(), exceptions_.as<uint32_t>()};
+  m.csf = {exceptions_.as<uint32_t>()};
   for (size_t i = 0; i < 8; ++i) {
     uint32_t bits;
     std::memcpy(&bits, &formats::kNf3Levels[i], 4);
@@ -272,9 +268,7 @@ ExpertMatrices PackedProjection::view() const {
   }
   return m;
 }
-int64_t PackedProjection::bytes() const {
-  return tiles.bytes() + rows_.bytes() + 4 * exception_count_;
-}
+int64_t PackedProjection::bytes() const { return tiles.bytes() + 4 * exception_count_; }
 
 LayerWeights::LayerWeights(const MoeShape& s, const LayerFormats& f, uint64_t seed)
     : shape(s),

@@ -41,7 +41,7 @@ class PackedProjection {
 
  private:
   ScaleForm form_;
-  DeviceBuffer rows_, exceptions_;
+  DeviceBuffer exceptions_;
   int64_t exception_count_ = 0;
 };
 

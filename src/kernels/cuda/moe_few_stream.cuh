@@ -10,7 +10,7 @@ constexpr int kFewStart = 1;  // named barrier: see FewStream::holds
 
 /// Where a warp's share of a tile lies, in units of 16 bytes (codes, then what it needs of the
 /// scales), and how it travels: kStageChunks chunks at a time, first all their codes. Compressed
-/// scales come with the first stage of their group.
+/// scales come with the first stage of their group, what they need of the rows with the task's.
 template <FormatId format, ScaleForm form, bool deep>
 struct FewPiece {
   static constexpr FormatId kFormat = format;
@@ -26,8 +26,9 @@ struct FewPiece {
   static constexpr int kStageChunks = (deep || kCsf) && kCodeUnits <= 32 ? 4 : 2;
   static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
   static constexpr int kRowsAt = kScalesAt + (kStageChunks * kScaleUnits + kGroupUnits) * 16;
-  static constexpr int kRowsUnits = kCsf ? sizeof(CsfWarpRows) / 16 : 0;  // with a task's first
-  static constexpr int kPlaceBytes = kRowsAt + kRowsUnits * 16;
+  static constexpr int kCsfUnits =
+      kCsf ? kGroupUnits + static_cast<int>(sizeof(CsfWarpRows) / 16) : 0;  // group, then rows
+  static constexpr int kPlaceBytes = kRowsAt + (kCsfUnits - kGroupUnits) * 16;
   static constexpr int kPlaces = deep || kPlaceBytes < 1300 ? 3 : 2;
   // More threads than there are, for at most 80 registers: so the router before has room beside
   // this kernel (norm_route.cuh), and so has a CTA of the next product, which copies its weights
@@ -35,7 +36,7 @@ struct FewPiece {
   static constexpr int kBound = kFewThreads + 256;
   static constexpr int kRingBytes = kFewWarps * kPlaces * kPlaceBytes;
   static constexpr bool kWholeWarps = kCodeUnits % 32 == 0;  // 32 lanes copy of one chunk
-  static_assert(kStageChunks * kScaleUnits <= 32 && kGroupUnits <= 32);
+  static_assert(kStageChunks * kScaleUnits <= 32 && kCsfUnits <= 32);
 
   /// Of code unit `unit` (counted over the stage's chunks), from the first tile's start.
   static __device__ __forceinline__ int code_offset(int quarter, int unit) {
@@ -47,22 +48,28 @@ struct FewPiece {
       return chunk * kStride + (quarter * kCodeUnits + u) * 16;
     }
   }
-  /// The same of a unit of scales: plain ones from the first tile's start, compressed ones from
-  /// their group's.
+  /// The same of a unit of scales: plain ones from the first tile's start, compressed ones of the
+  /// row block's first group from the row block's.
   static __device__ __forceinline__ int scale_offset(int quarter, int unit) {
     if constexpr (kCsf) {
       constexpr int kOwn = csf_pairs_at(format) / 64, kPairs = kGroupUnits - kOwn;
-      return unit < kOwn ? (quarter * kOwn + unit) * 16
-                         : csf_pairs_at(format) + (quarter * kPairs + unit - kOwn) * 16;
+      constexpr int kRows = kCsfUnits - kGroupUnits;
+      return unit < kOwn ? kCsfRowsBytes + (quarter * kOwn + unit) * 16
+             : unit < kGroupUnits
+                 ? kCsfRowsBytes + csf_pairs_at(format) + (quarter * kPairs + unit - kOwn) * 16
+                 : (quarter * kRows + unit - kGroupUnits) * 16;
     } else {
       const int chunk = unit / kScaleUnits, u = unit % kScaleUnits;
       const int tile = chunk * kStride + kCodes;
       return tile + (kRescale ? u : quarter * kScaleUnits + u) * 16;
     }
   }
-  /// A group with no more chunks has no unit `unit` of scales: NVFP4's words for two lanes.
-  static __device__ __forceinline__ int fewest_chunks(int unit) {
-    return format == FormatId::kNvfp4 && unit >= csf_pairs_at(format) / 64 ? 2 : 0;
+  /// Compressed scales: with no more chunks left of `count`, there is no unit `unit`. NVFP4's words
+  /// for two lanes are of the third and fourth chunk; rows come with the first stage.
+  static __device__ __forceinline__ int fewest_chunks(int unit, int count) {
+    return unit >= kGroupUnits                                               ? count - 1
+           : format == FormatId::kNvfp4 && unit >= csf_pairs_at(format) / 64 ? 2
+                                                                             : 0;
   }
 };
 
@@ -79,14 +86,15 @@ struct FewStream {
   // Of the next stage: its first tile, and the lane's first unit of codes and unit of scales.
   const uint8_t *source = nullptr, *codes = nullptr, *scales = nullptr;
   int quarter = 0, task = 0, left = 0, place = 0;
-  bool group_starts = true;  // compressed scales: with the next stage
+  bool group_starts = true;  // compressed scales: with the next stage,
+  int fewest = 0;            // if more chunks than this are left, for the lane's unit
   bool holds = false;        // other warps wait until the first product's copies are all queued
 
   __device__ __forceinline__ FewStream(const FewArgs& a, const SlotTiles& s, const WarpTasks& t,
                                        uint32_t ring_at, int own_lane)
       : args(a), slots(s), tasks(t), ring(ring_at), lane(own_lane) {}
 
-  __device__ __forceinline__ void start_task(uint32_t to) {
+  __device__ __forceinline__ void start_task() {
     const bool down = task >= tasks.own_ups;
     const FewTask t = tasks.at(task++);
     const int blocks = down ? tasks.down_blocks : tasks.up_blocks;
@@ -99,16 +107,12 @@ struct FewStream {
     if constexpr (P::kScaleUnits + P::kGroupUnits > 0) {
       scales = source + P::scale_offset(quarter, lane);
     }
-    if constexpr (P::kCsf) source += csf_group_bytes(P::kFormat, left);
-    codes = source + P::code_offset(quarter, lane);
     if constexpr (P::kCsf) {
       group_starts = true;
-      const CsfWarpRows* rows = (down ? args.weights.down : args.weights.gate_up).csf.rows;
-      if (lane < P::kRowsUnits) {
-        copy_unit_async(to + P::kRowsAt + static_cast<uint32_t>(16 * lane),
-                        reinterpret_cast<const uint4*>(rows + block * 4 + quarter) + lane, policy);
-      }
+      fewest = P::fewest_chunks(lane, left);
+      source += kCsfRowsBytes + csf_group_bytes(P::kFormat, left);
     }
+    codes = source + P::code_offset(quarter, lane);
   }
   /// Queues the next stage's copies. Chunks behind the matrix's last, and all behind the last task,
   /// become zeros. But for a new task this is straight code: it runs beside the products.
@@ -119,7 +123,7 @@ struct FewStream {
         named_barrier_arrive(kFewStart, kFewThreads);
         holds = false;
       }
-      if (task < tasks.own) start_task(to);
+      if (task < tasks.own) start_task();
     }
     constexpr int kUnits = P::kStageChunks * P::kCodeUnits;
 #pragma unroll
@@ -137,9 +141,9 @@ struct FewStream {
       }
     }
     if constexpr (P::kCsf) {
-      if (group_starts && lane < P::kGroupUnits) {
+      if (group_starts && lane < P::kCsfUnits) {
         copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales,
-                        left > P::fewest_chunks(lane) ? 16 : 0, policy);
+                        left > fewest ? 16 : 0, policy);
       }
     }
     commit_copies();

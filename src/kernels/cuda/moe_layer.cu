@@ -62,7 +62,7 @@ Result<void> check_matrices(const ExpertMatrices& m, const MoeShape& shape) {
             " must be multiples of ", group, " for ", formats::block_format(m.format).name));
   }
   const bool csf = m.scale_form == ScaleForm::kCsf;
-  if (m.tiles == nullptr || (csf && (m.csf.rows == nullptr || m.csf.exceptions == nullptr))) {
+  if (m.tiles == nullptr || (csf && m.csf.exceptions == nullptr)) {
     return Error(Code::kInvalidArgument, "MoE layer: a required pointer is null");
   }
   return {};

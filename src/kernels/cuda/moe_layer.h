@@ -34,7 +34,6 @@ struct MoeShape {
 
 /// The compressed scales of one projection, made by csf_index.h. Device memory.
 struct CsfScales {
-  const CsfWarpRows* rows = nullptr;  // [experts][row blocks][4]
   /// (value << 24) + (chunk << 8) + 2 (scale of the warp) + high; ascending in a warp's rows
   const uint32_t* exceptions = nullptr;
 };

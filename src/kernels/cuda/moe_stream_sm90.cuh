@@ -24,8 +24,7 @@ namespace nibble::kernels::cuda {
 /// A group's row block of an item, from the ring to memory.
 template <typename G, int kTokens>
 __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem& item,
-                                         const uint8_t* csf_rows, Ring<G>& ring, int group,
-                                         int warp, int lane) {
+                                         Ring<G>& ring, int group, int warp, int lane) {
   float acc[kTokens / 2];
   const bool down = uniform(item.product) == static_cast<int>(Product::kDown);
   const int chunk_count = uniform(item.chunk_count);
@@ -36,7 +35,7 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
   RowScales<G> rows;
   if constexpr (G::kCsf) {
     ring.wait_full();
-    rows.start(args, down, csf_rows, group, warp, lane);
+    rows.start(args, down, ring.tile(group, 0), chunk_count, warp, lane);
   }
   if constexpr (G::kWarpMma) {
     multiply_by_warps<G, kTokens>(acc, ring, rows, table, group, chunk_count, warp, lane);
@@ -68,31 +67,30 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
 /// The smallest multiple of 16 tokens, from kTokens on, that holds the item's `rows`.
 template <typename G, int kTokens>
 __device__ __forceinline__ void run_wide_item(const StreamArgs& args, const WorkItem& item,
-                                              const uint8_t* csf_rows, Ring<G>& ring, int group,
-                                              int warp, int lane, int rows) {
+                                              Ring<G>& ring, int group, int warp, int lane,
+                                              int rows) {
   if constexpr (kTokens < G::kTileTokens) {
     if (rows > kTokens) {
-      run_wide_item<G, kTokens + 16>(args, item, csf_rows, ring, group, warp, lane, rows);
+      run_wide_item<G, kTokens + 16>(args, item, ring, group, warp, lane, rows);
       return;
     }
   }
-  run_item<G, kTokens>(args, item, csf_rows, ring, group, warp, lane);
+  run_item<G, kTokens>(args, item, ring, group, warp, lane);
 }
 
 template <typename G>
 __device__ __forceinline__ void run_item_of(const StreamArgs& args, const ItemQueue<G>& queue,
                                             Ring<G>& ring, int group, int warp, int lane) {
   const WorkItem& item = queue.item();
-  const uint8_t* csf_rows = queue.csf_rows();
   const int n = uniform(item.rows);
   if constexpr (G::kWarpMma) {
     if (n <= 8) {
-      run_item<G, 8>(args, item, csf_rows, ring, group, warp, lane);
+      run_item<G, 8>(args, item, ring, group, warp, lane);
     } else {
-      run_item<G, 16>(args, item, csf_rows, ring, group, warp, lane);
+      run_item<G, 16>(args, item, ring, group, warp, lane);
     }
   } else {
-    run_wide_item<G, 16>(args, item, csf_rows, ring, group, warp, lane, n);
+    run_wide_item<G, 16>(args, item, ring, group, warp, lane, n);
   }
 }
 

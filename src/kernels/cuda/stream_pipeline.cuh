@@ -9,7 +9,6 @@ namespace nibble::kernels::cuda {
 
 constexpr int kItemSlots = 8;
 constexpr int kMaxStages = 16;
-constexpr int kBlockRowsBytes = 4 * sizeof(CsfWarpRows);  // of a row block
 
 struct WorkItem {
   int product;  // Product, or -1: no more work
@@ -35,16 +34,15 @@ struct StreamGeometry {
   static constexpr int kCtasPerSm = ctas_per_sm;
   static constexpr int kThreads = groups * 128 + (warp_mma ? 64 : 128);
   static constexpr int kTileBytes = kCsf ? tile_code_bytes(format) : tile_bytes(format);
-  // Compressed scales come before their group's first chunk.
-  static constexpr int kGroupBytes = kCsf ? csf_group_bytes(format, kCsfChunks) : 0;
-  static constexpr int kBlockBytes = kGroupBytes + stage_chunks * kTileBytes;  // of a row block
+  // Compressed scales come before their group's first chunk, their rows before all.
+  static constexpr int kScaleBytes = kCsf ? kCsfRowsBytes + csf_group_bytes(format, kCsfChunks) : 0;
+  static constexpr int kBlockBytes = kScaleBytes + stage_chunks * kTileBytes;  // of a row block
   static constexpr int kCodeBytes = tile_code_bytes(format);
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
   static constexpr int kWBytes = kGroups * kBlockBytes;
-  static constexpr int kCsfRowsBytes = kCsf ? kItemSlots * groups * kBlockRowsBytes : 0;
   static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
-                                    groups * tile_tokens * 8 + kCsfRowsBytes + 16;
+                                    groups * tile_tokens * 8 + 16;
   static constexpr int kBudget = cta_bytes - kTailBytes;
   static constexpr int kFit = kBudget / (kXBytes + kWBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
@@ -55,8 +53,7 @@ struct StreamGeometry {
   static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
   static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
-  static constexpr int kCsfRows = (kRows + groups * tile_tokens * 8 + 15) / 16 * 16;
-  static constexpr int kSmemBytes = kCsfRows + kCsfRowsBytes;
+  static constexpr int kSmemBytes = kRows + groups * tile_tokens * 8;
   static_assert(kStages >= 3);
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
   static __device__ const uint8_t* smem() { return moe_smem; }
@@ -64,9 +61,10 @@ struct StreamGeometry {
 
 template <typename G>
 struct Ring : StageRing<G> {
-  /// Tile `i` of a row block in the stage. Compressed scales of its group end where tile 0 begins.
+  /// Tile `i` of a row block in the stage. Compressed scales of its group, and before the row
+  /// block's first what they need of its rows, end where tile 0 begins.
   __device__ const uint8_t* tile(int block, int i) const {
-    return moe_smem + G::kW + this->stage * G::kWBytes + block * G::kBlockBytes + G::kGroupBytes +
+    return moe_smem + G::kW + this->stage * G::kWBytes + block * G::kBlockBytes + G::kScaleBytes +
            i * G::kTileBytes;
   }
   __device__ void wait_full() const { mbarrier_wait(this->full(), this->phase); }
@@ -88,10 +86,6 @@ struct ItemQueue {
   __device__ uint32_t empty() const { return smem_address(moe_smem) + G::kItemEmpty + 8 * slot; }
   __device__ WorkItem& item() const {
     return reinterpret_cast<WorkItem*>(moe_smem + G::kItems)[slot];
-  }
-  /// CsfWarpRows of the item's row blocks: they come with its first stage.
-  __device__ uint8_t* csf_rows() const {
-    return moe_smem + G::kCsfRows + slot * G::kGroups * kBlockRowsBytes;
   }
   /// By a whole warp.
   __device__ void push(const WorkItem& pushed, int lane) {
@@ -163,7 +157,6 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
   };
   WorkItem item = make_item<G>(args, map, take());
   while (item.product >= 0) {
-    const uint32_t csf_rows = smem_address(queue.csf_rows());
     queue.push(item, lane);
     // The next item's index and tile are fetched while this one streams.
     const WorkItem next = make_item<G>(args, map, take());
@@ -179,24 +172,19 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
       const int left = item.chunk_count - chunk;
       const int scale_bytes =
-          G::kCsf && chunk % kCsfChunks == 0 ? csf_group_bytes(G::kFormat, left) : 0;
+          G::kCsf && chunk % kCsfChunks == 0
+              ? csf_group_bytes(G::kFormat, left) + (chunk == 0 ? kCsfRowsBytes : 0)
+              : 0;
       const auto bytes =
           static_cast<uint32_t>(scale_bytes + min(G::kStageChunks, left) * G::kTileBytes);
-      const bool with_rows = G::kCsf && chunk == 0;
-      const uint32_t block_total = bytes + (with_rows ? kBlockRowsBytes : 0);
       mbarrier_wait(ring.empty(), ring.phase ^ 1);
       if (lane == 0) {
-        mbarrier_arrive_expect(ring.full(), block_total * static_cast<uint32_t>(item.blocks));
+        mbarrier_arrive_expect(ring.full(), bytes * static_cast<uint32_t>(item.blocks));
       }
       if (lane < item.blocks) {
         bulk_load_streaming(
-            ring.w() + static_cast<uint32_t>(lane * G::kBlockBytes + G::kGroupBytes - scale_bytes),
+            ring.w() + static_cast<uint32_t>(lane * G::kBlockBytes + G::kScaleBytes - scale_bytes),
             source, bytes, ring.full(), policy);
-      }
-      if (with_rows && lane == 0) {
-        bulk_load(csf_rows,
-                  (down ? args.weights.down : args.weights.gate_up).csf.rows + first_block * 4,
-                  static_cast<uint32_t>(item.blocks * kBlockRowsBytes), ring.full());
       }
       source += bytes;
       ring.advance();

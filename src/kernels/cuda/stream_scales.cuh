@@ -103,11 +103,12 @@ template <typename G>
 struct RowScales : LaneScales<G::kFormat> {
   const uint32_t* exceptions = nullptr;
 
-  __device__ __forceinline__ void start(const StreamArgs& args, bool down, const uint8_t* rows,
-                                        int group, int warp, int lane) {
+  /// `end`: where the first of the row block's groups ends, which its rows come before.
+  __device__ __forceinline__ void start(const StreamArgs& args, bool down, const uint8_t* end,
+                                        int chunk_count, int warp, int lane) {
     exceptions = (down ? args.weights.down : args.weights.gate_up).csf.exceptions;
-    LaneScales<G::kFormat>::start(reinterpret_cast<const CsfWarpRows*>(rows)[4 * group + warp],
-                                  lane);
+    const uint8_t* rows = end - csf_group_bytes(G::kFormat, chunk_count) - kCsfRowsBytes;
+    LaneScales<G::kFormat>::start(reinterpret_cast<const CsfWarpRows*>(rows)[warp], lane);
   }
   /// The words of a group of `chunks` or more chunks that ends at `end`.
   __device__ __forceinline__ void load_group(const uint8_t* end, int chunks, int warp, int lane) {
