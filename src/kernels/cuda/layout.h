@@ -33,9 +33,8 @@ constexpr int kTileRows = 64;
 constexpr int kTileCols = 64;
 constexpr int kRowBytes = kTileCols * 2;  // one activation row of a chunk: 64 BF16
 
-/// How a tile keeps its scales: as the checkpoint's bytes, or compressed (csf_index.h): one base a
-/// row of the row block, a few bits a scale in the tile, with room for the few scales that do not
-/// fit.
+/// How tiles keep their scales: as the checkpoint's bytes, or compressed (csf_index.h): one base a
+/// row of the row block, a few bits a scale, and a list of the few scales that do not fit.
 enum class ScaleForm : uint8_t { kPlain, kCsf };
 
 /// Bytes of codes and of scales of one 64 x 64 tile; 0 codes: the format has no packed layout.
