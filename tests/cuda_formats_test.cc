@@ -31,15 +31,20 @@ std::unique_ptr<LoadedModel> on_cuda(const std::string& directory, plan::Scales 
   return std::make_unique<LoadedModel>(std::move(model.model), std::move(model.report));
 }
 
+std::vector<int32_t> prompt_of(int32_t tokens, const TinyOptions& tiny) {
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < tokens; ++i) {
+    prompt.push_back((i * 131 + 7) % static_cast<int32_t>(tiny.vocab));
+  }
+  return prompt;
+}
+
 void expect_like_the_cpu(const TinyOptions& tiny) {
   testing::TempDir dir;
   testing::write_tiny(dir.path(), testing::tiny_tensors(tiny), testing::tiny_config(tiny));
   LoadedModel cpu(dir.path(), Activations::kBf16, 2);
   ASSERT_TRUE(cpu.ok());
-  std::vector<int32_t> prompt;
-  for (int32_t i = 0; i < 70; ++i) {
-    prompt.push_back((i * 131 + 7) % static_cast<int32_t>(tiny.vocab));
-  }
+  const std::vector<int32_t> prompt = prompt_of(70, tiny);
   const LoadedModel::Output want = cpu.whole(prompt);
   const std::unique_ptr<LoadedModel> plain = on_cuda(dir.path(), plan::Scales::kPlain);
   const LoadedModel::Output got = plain->whole(prompt);
@@ -107,8 +112,7 @@ TEST_F(CudaFormats, CompressedScalesGiveTheSameBits) {
       EXPECT_TRUE(s.compressed()) << "layer " << s.layer << ' ' << recipe::role_name(s.role) << ": "
                                   << s.csf_bytes << " of " << s.plain_bytes << " bytes";
     }
-    std::vector<int32_t> prompt;
-    for (int32_t i = 0; i < 90; ++i) prompt.push_back((i * 131 + 7) % 512);
+    const std::vector<int32_t> prompt = prompt_of(90, tiny);
     const std::vector<float> want = plain->whole(prompt).logits;
     EXPECT_EQ(want, csf->whole(prompt).logits);
     for (const size_t chunk : {size_t{1}, size_t{5}}) {
