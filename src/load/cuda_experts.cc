@@ -55,7 +55,6 @@ struct CudaBuilder::Projection {
   bool has_scales() const { return scale_bytes > 0; }
   /// Staged codes of n experts of one source.
   int64_t stacked_codes(int64_t n) const { return round16(n * code_bytes); }
-  int64_t tiles() const { return experts() * kernels::cuda::tile_count(product, hidden, inter); }
 };
 
 // Everything this projection reads, in the order that stage_scales() and pack() take it.
@@ -156,11 +155,13 @@ Result<void> CudaBuilder::decide(Projection& p) {
   report.most_kept = 0.9;
   report.planes = p.experts() * p.sources;
   report.scales = report.planes * p.scale_bytes;
-  report.plain_bytes = p.tiles() * kernels::cuda::tile_scale_bytes(p.meta.format);
+  const auto bytes = [&](ScaleForm form) {
+    return p.experts() *
+           kernels::cuda::packed_scale_bytes(p.meta.format, p.product, p.hidden, p.inter, form);
+  };
+  report.plain_bytes = bytes(ScaleForm::kPlain);
   report.exceptions = exceptions;
-  report.csf_bytes = p.experts() * kernels::cuda::packed_bytes(p.meta.format, p.product, p.hidden,
-                                                               p.inter, ScaleForm::kCsf) -
-                     p.tiles() * kernels::cuda::tile_code_bytes(p.meta.format) + 4 * exceptions;
+  report.csf_bytes = bytes(ScaleForm::kCsf) + 4 * exceptions;
   scales_.push_back(report);
   if (fits && report.compressed()) p.out.scale_form = ScaleForm::kCsf;
   return {};
@@ -212,7 +213,7 @@ Result<void> CudaBuilder::index(Projection& p) {
   NIBBLE_TRY(std::byte * words, keep(4 * (int64_t{p.count[0]} + p.count[1]) + 16));
   args.exceptions = reinterpret_cast<uint32_t*>(words);
   NIBBLE_TRY(kernels::cuda::csf_index(args, stream()));
-  p.out.csf = {args.exceptions};
+  p.out.exceptions = args.exceptions;
   return {};
 }
 

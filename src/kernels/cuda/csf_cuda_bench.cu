@@ -56,7 +56,6 @@ void bench_plane(const char* name, FormatId f, Product product, int64_t experts,
   CsfIndexArgs args{f, product, experts, hidden, inter, {}, {}, nullptr, nullptr};
   args.first = {out.view(), stack.rows, 0};
   args.second = {out.view(), stack.rows, inter};
-  const int64_t tiles = experts * tile_count(product, hidden, inter);
   DeviceBuffer packed(experts * packed_bytes(f, product, hidden, inter, ScaleForm::kCsf)),
       words(4 * count + 16);
   args.packed = packed.as<uint8_t>();
@@ -64,8 +63,8 @@ void bench_plane(const char* name, FormatId f, Product product, int64_t experts,
   time_calls([&] { must(csf_index(args, nullptr), "index"); }, index, index_min, index_max);
   const auto mb = static_cast<double>(cells) * 1e-6;
   const double stored = static_cast<double>(out.fixed.bytes() + 4 * count);
-  const double resident =
-      static_cast<double>(packed.bytes() - tiles * tile_code_bytes(f) + 4 * count);
+  const double resident = static_cast<double>(
+      experts * packed_scale_bytes(f, product, hidden, inter, ScaleForm::kCsf) + 4 * count);
   std::printf(
       "| %s [%lld,%lld,%lld] | %.1f | %.2f %% | %.3f (%.3f-%.3f) | %.1f | %.3f | %.3f (%.3f-%.3f) "
       "| "

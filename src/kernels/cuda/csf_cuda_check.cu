@@ -1,7 +1,6 @@
 // CSF on the GPU against the CPU codec, byte for byte.
 // Planes of many shapes and kinds of content: encode, decode, check (good and broken streams), and
 // the kernels' form: codes, bases and exceptions of every tile expand to the plain tile's scales.
-#include <bit>
 #include <cstring>
 #include <random>
 

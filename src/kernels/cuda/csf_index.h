@@ -1,5 +1,5 @@
-// From stored CSF streams on the device to the form that the MoE kernels read (moe_layer.h,
-// CsfScales): codes beside the packed tiles, bases by row, exceptions by 16 rows of a row block.
+// From stored CSF streams on the device to the form that the MoE kernels read: codes and
+// bases beside the packed tiles, exceptions by 16 rows of a row block.
 //
 //   codes       of 6 (NVFP4) or 4 bits, placed as layout.h says: scale = base + code. They reach
 //               further than the streams' 4 and 1 bits: of scales that spread as those of trained

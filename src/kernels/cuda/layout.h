@@ -164,6 +164,13 @@ NIBBLE_HD constexpr int64_t packed_bytes(FormatId f, Product p, int64_t hidden, 
          row_block_bytes(f, form, chunks(p == Product::kGateUp ? hidden : inter));
 }
 
+/// Of these, all but the codes: the scales and, compressed, what is needed of their rows.
+NIBBLE_HD constexpr int64_t packed_scale_bytes(FormatId f, Product p, int64_t hidden, int64_t inter,
+                                               ScaleForm form) {
+  return packed_bytes(f, p, hidden, inter, form) -
+         tile_count(p, hidden, inter) * tile_code_bytes(f);
+}
+
 /// Place (in elements, 0..63) of column c of a chunk: step j = (c % 16) / 4 of lane t = c / 16.
 NIBBLE_HD constexpr int column_slot(int c) {
   const int t = c / 16, j = (c % 16) / 4, b = c % 4;

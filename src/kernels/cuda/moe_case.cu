@@ -260,7 +260,7 @@ ExpertMatrices PackedProjection::view() const {
   m.format = format;
   m.scale_form = form_;
   m.tiles = tiles.data();
-  m.csf = {exceptions_.as<uint32_t>()};
+  m.exceptions = exceptions_.as<uint32_t>();
   for (size_t i = 0; i < 8; ++i) {
     uint32_t bits;
     std::memcpy(&bits, &formats::kNf3Levels[i], 4);

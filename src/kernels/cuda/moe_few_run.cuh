@@ -128,8 +128,8 @@ struct FewRun {
         for (int i = 0; i < P::kStageChunks; ++i) ready[i] = scales.scales(in_group(chunk) + i);
       } else {
         const MoeWeights& w = args.weights;
-        scales.any_scales(ready, (t.down ? w.down : w.gate_up).csf.exceptions, chunk,
-                          in_group(chunk), lane);
+        scales.any_scales(ready, (t.down ? w.down : w.gate_up).exceptions, chunk, in_group(chunk),
+                          lane);
       }
 #pragma unroll
       for (int i = 0; i < P::kStageChunks; ++i) raw[i].scales = ready[i];

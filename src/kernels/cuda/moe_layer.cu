@@ -61,8 +61,7 @@ Result<void> check_matrices(const ExpertMatrices& m, const MoeShape& shape) {
         cat("MoE shape: hidden ", shape.hidden, " and intermediate ", shape.inter,
             " must be multiples of ", group, " for ", formats::block_format(m.format).name));
   }
-  const bool csf = m.scale_form == ScaleForm::kCsf;
-  if (m.tiles == nullptr || (csf && m.csf.exceptions == nullptr)) {
+  if (m.tiles == nullptr || (m.scale_form == ScaleForm::kCsf && m.exceptions == nullptr)) {
     return Error(Code::kInvalidArgument, "MoE layer: a required pointer is null");
   }
   return {};

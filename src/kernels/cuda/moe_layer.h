@@ -32,20 +32,15 @@ struct MoeShape {
   float limit = 0.0f, alpha = 1.0f;
 };
 
-/// The compressed scales of one projection, made by csf_index.h. Device memory.
-struct CsfScales {
-  /// (value << 24) + (chunk << 8) + 2 (scale of the warp) + high; ascending in a warp's rows
-  const uint32_t* exceptions = nullptr;
-};
-
 /// One projection's packed matrices of all experts of a group: gate and up together (which must
 /// have one format) or down.
 struct ExpertMatrices {
   FormatId format = FormatId::kNvfp4;
   ScaleForm scale_form = ScaleForm::kPlain;
   const std::byte* tiles = nullptr;  // [experts][packed_bytes]
-  CsfScales csf;                     // with ScaleForm::kCsf
-  uint16_t levels[8] = {};           // NF3: BF16 bits, ascending
+  /// Compressed scales' exceptions (csf_index.h); with ScaleForm::kCsf.
+  const uint32_t* exceptions = nullptr;
+  uint16_t levels[8] = {};  // NF3: BF16 bits, ascending
 };
 
 /// Packed weights of a group of experts, on the device. The factors are FP32 [experts]: what an

@@ -26,6 +26,7 @@ template <FormatId format, ScaleForm form, bool warp_mma, int groups, int tile_t
 struct StreamGeometry {
   static constexpr bool kWarpMma = warp_mma;  // mma.sync instead of wgmma
   static constexpr FormatId kFormat = format;
+  static constexpr ScaleForm kForm = form;
   static constexpr bool kCsf = form == ScaleForm::kCsf;
   static constexpr bool kRescale = format == FormatId::kFp8Block;  // FP32 scales after each chunk
   static constexpr int kGroups = groups;  // warpgroups that multiply, one row block each
@@ -37,7 +38,6 @@ struct StreamGeometry {
   // Compressed scales come before their group's first chunk, their rows before all.
   static constexpr int kScaleBytes = kCsf ? kCsfRowsBytes + csf_group_bytes(format, kCsfChunks) : 0;
   static constexpr int kBlockBytes = kScaleBytes + stage_chunks * kTileBytes;  // of a row block
-  static constexpr int kCodeBytes = tile_code_bytes(format);
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
   static constexpr int kWBytes = kGroups * kBlockBytes;
   static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
@@ -161,8 +161,7 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
     // The next item's index and tile are fetched while this one streams.
     const WorkItem next = make_item<G>(args, map, take());
     const bool down = item.product == static_cast<int>(Product::kDown);
-    const int64_t block_bytes = row_block_bytes(
-        G::kFormat, G::kCsf ? ScaleForm::kCsf : ScaleForm::kPlain, item.chunk_count);
+    const int64_t block_bytes = row_block_bytes(G::kFormat, G::kForm, item.chunk_count);
     const int64_t first_block =
         item.expert * row_blocks(down ? Product::kDown : Product::kGateUp, hidden, inter) +
         item.first_block;

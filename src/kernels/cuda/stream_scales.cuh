@@ -106,7 +106,7 @@ struct RowScales : LaneScales<G::kFormat> {
   /// `end`: where the first of the row block's groups ends, which its rows come before.
   __device__ __forceinline__ void start(const StreamArgs& args, bool down, const uint8_t* end,
                                         int chunk_count, int warp, int lane) {
-    exceptions = (down ? args.weights.down : args.weights.gate_up).csf.exceptions;
+    exceptions = (down ? args.weights.down : args.weights.gate_up).exceptions;
     const uint8_t* rows = end - csf_group_bytes(G::kFormat, chunk_count) - kCsfRowsBytes;
     LaneScales<G::kFormat>::start(reinterpret_cast<const CsfWarpRows*>(rows)[warp], lane);
   }
