@@ -35,7 +35,8 @@ Result<void> CudaStep::allocate(const StepLimits& limits) {
   return {};
 }
 
-void CudaStep::set(const StepInput& input, int64_t padded_rows, int64_t padded_logits) {
+void CudaStep::set(const StepInput& input, std::span<const RowSampling> draws, int64_t padded_rows,
+                   int64_t padded_logits) {
   int32_t* tokens = host_ints(tokens_at_);
   int32_t* positions = host_ints(positions_at_);
   int32_t* row_sequence = host_ints(row_sequence_at_);
@@ -70,17 +71,17 @@ void CudaStep::set(const StepInput& input, int64_t padded_rows, int64_t padded_l
   }
   row_begin[sequences_] = static_cast<int32_t>(rows_);
 
-  const auto wanted = static_cast<int64_t>(input.logit_rows.size());
-  logits_ = std::max(padded_logits, wanted);
+  wanted_ = static_cast<int64_t>(input.logit_rows.size());
+  logits_ = std::max(padded_logits, wanted_);
   int32_t* logit_rows = host_ints(logit_rows_at_);
   std::copy(input.logit_rows.begin(), input.logit_rows.end(), logit_rows);
-  std::fill(logit_rows + wanted, logit_rows + logits_, -1);
+  std::fill(logit_rows + wanted_, logit_rows + logits_, -1);
   auto* sampling = reinterpret_cast<kernels::cuda::RowSampling*>(host_.data() + sampling_at_);
   greedy_ = true;
   for (int64_t i = 0; i < logits_; ++i) {
     kernels::cuda::RowSampling row;
-    if (i < static_cast<int64_t>(input.sampling.size())) {
-      const RowSampling& given = input.sampling[static_cast<size_t>(i)];
+    if (i < static_cast<int64_t>(draws.size())) {
+      const RowSampling& given = draws[static_cast<size_t>(i)];
       row.temperature = given.temperature;
       row.top_p = given.top_p;
       row.min_p = given.min_p;

@@ -1,6 +1,7 @@
 #include "model/glm4_moe_cuda.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -48,6 +49,7 @@ struct Buffers {
   uint16_t* last = nullptr;     // [logit rows, hidden] BF16
   float* last_f32 = nullptr;    // the same unrounded
   float* logits = nullptr;      // [logit rows, vocab]
+  int32_t* drawn = nullptr;     // [logit rows] tokens, for the next step
   // Scratch of the ops, zero at first.
   std::byte *linear = nullptr, *attention = nullptr, *router = nullptr, *moe = nullptr,
             *sample = nullptr;
@@ -75,8 +77,20 @@ class Glm4MoeCuda final : public Model {
   bool samples() const override { return true; }
   Result<void> forward(const kernels::Exec& exec, const StepInput& input,
                        const kernels::KvPages& pages, const StepOutput& output) override;
+  Result<void> start(const kernels::Exec& exec, const StepInput& input,
+                     std::span<const RowSampling> sampling, const kernels::KvPages& pages) override;
+  Result<Draws> finish() override;
 
  private:
+  // Steps take turns with two places for their facts and draws: one is filled while the other's
+  // step is under way.
+  struct Turn {
+    CudaStep step;
+    cudaEvent_t done = nullptr;
+    // Of captured decode steps: rows, context, greedy. All with the same pages.
+    std::map<std::tuple<int64_t, int64_t, bool>, cudaGraphExec_t> graphs;
+  };
+
   int64_t q_dim() const { return config_.heads * config_.head_dim; }
   int64_t kv_dim() const { return config_.kv_heads * config_.head_dim; }
   cuda::MoeShape mlp_shape(const CudaLayer& layer) const {
@@ -92,14 +106,16 @@ class Glm4MoeCuda final : public Model {
   KvCache cache_of(const kernels::KvPages& pages) const;
 
   /// Queues a step; `taps` copies synchronously in between (never while capturing).
-  Result<void> queue(const KvCache& cache, int64_t context, bool draw, const StepTaps& taps);
-  Result<void> queue_attention(const CudaLayer& layer, int64_t index, const KvCache& cache,
-                               int64_t context);
-  Result<void> queue_feed_forward(const CudaLayer& layer, const cuda::AddRmsNormArgs& norm);
-  Result<void> queue_head(bool draw);
-  Result<void> tap(int64_t index, const StepTaps& taps);
-  Result<void> tap_choice(int64_t index, const StepTaps& taps);
-  Result<void> replay(const KvCache& cache, int64_t context);
+  Result<void> queue(CudaStep& step, const KvCache& cache, int64_t context, bool draw,
+                     const StepTaps& taps);
+  Result<void> queue_attention(const CudaStep& step, const CudaLayer& layer, int64_t index,
+                               const KvCache& cache, int64_t context);
+  Result<void> queue_feed_forward(int64_t rows, const CudaLayer& layer,
+                                  const cuda::AddRmsNormArgs& norm);
+  Result<void> queue_head(const CudaStep& step, bool draw);
+  Result<void> tap(int64_t rows, int64_t index, const StepTaps& taps);
+  Result<void> tap_choice(int64_t rows, int64_t index, const StepTaps& taps);
+  Result<void> replay(Turn& turn, const KvCache& cache, int64_t context);
   template <typename T>
   Result<void> copy_back(T* to, const void* from, int64_t count) {
     NIBBLE_TRY(cuda_ok(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T),
@@ -113,18 +129,20 @@ class Glm4MoeCuda final : public Model {
   const kernels::KvType kv_;
   StepLimits limits_;
   cudaStream_t stream_ = nullptr;
-  CudaStep step_;
+  std::array<Turn, 2> turns_;
+  int64_t started_ = 0, finished_ = 0;  // step number n takes turn n % 2
   Buffers b_;
   device::Memory memory_, inv_freq_;
-  // Of captured decode steps: rows, context, greedy. All with the same pages.
-  std::map<std::tuple<int64_t, int64_t, bool>, cudaGraphExec_t> graphs_;
   const std::byte* captured_pages_ = nullptr;
 };
 
 Glm4MoeCuda::~Glm4MoeCuda() {
   if (stream_ == nullptr) return;
   cudaStreamSynchronize(stream_);
-  for (const auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph);
+  for (const Turn& turn : turns_) {
+    for (const auto& [key, graph] : turn.graphs) cudaGraphExecDestroy(graph);
+    if (turn.done != nullptr) cudaEventDestroy(turn.done);
+  }
   cudaStreamDestroy(stream_);
 }
 
@@ -166,6 +184,7 @@ void Glm4MoeCuda::carve(Workspace& space, const StepLimits& limits, const KvCach
   b_.last = halves(limits.max_logit_rows * hidden);
   b_.last_f32 = floats(limits.max_logit_rows * hidden);
   b_.logits = floats(limits.max_logit_rows * config_.vocab_size);
+  b_.drawn = reinterpret_cast<int32_t*>(bytes(4 * limits.max_logit_rows));
   b_.linear = bytes(cuda::linear_scratch_bytes(rows, std::max(hidden, q_dim())));
   b_.attention_bytes =
       cuda::attention_scratch_bytes(cache, config_.heads, rows, limits.max_context);
@@ -185,7 +204,10 @@ Result<void> Glm4MoeCuda::prepare(const StepLimits& limits) {
   NIBBLE_TRY(device::cuda_use(weights_->device));
   limits_ = limits;
   NIBBLE_TRY(cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
-  NIBBLE_TRY(step_.allocate(limits));
+  for (Turn& turn : turns_) {
+    NIBBLE_TRY(cuda_ok(cudaEventCreateWithFlags(&turn.done, cudaEventDisableTiming), "event"));
+    NIBBLE_TRY(turn.step.allocate(limits));
+  }
   const std::vector<float> inv_freq = glm4_moe_inv_freq(config_);
   const size_t bytes = inv_freq.size() * sizeof(float);
   NIBBLE_TRY(inv_freq_, device::cuda_memory(static_cast<int64_t>(bytes)));
@@ -203,9 +225,9 @@ Result<void> Glm4MoeCuda::prepare(const StepLimits& limits) {
   return cuda_ok(cudaDeviceSynchronize(), "workspace");
 }
 
-Result<void> Glm4MoeCuda::queue_attention(const CudaLayer& layer, int64_t index,
-                                          const KvCache& cache, int64_t context) {
-  const int64_t rows = step_.rows(), width = q_dim() + 2 * kv_dim();
+Result<void> Glm4MoeCuda::queue_attention(const CudaStep& step, const CudaLayer& layer,
+                                          int64_t index, const KvCache& cache, int64_t context) {
+  const int64_t rows = step.rows(), width = q_dim() + 2 * kv_dim();
   for (const load::CudaQkvPart& part : layer.qkv) {
     cuda::LinearArgs args;
     args.x = b_.normed;
@@ -233,8 +255,8 @@ Result<void> Glm4MoeCuda::queue_attention(const CudaLayer& layer, int64_t index,
   args.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
   cuda::AttentionHint hint;
   hint.max_context = context;
-  hint.max_sequence_rows = step_.max_sequence_rows();
-  NIBBLE_TRY(cuda::attention_step(prepare, args, cache, step_.view(), hint, b_.attention,
+  hint.max_sequence_rows = step.max_sequence_rows();
+  NIBBLE_TRY(cuda::attention_step(prepare, args, cache, step.view(), hint, b_.attention,
                                   b_.attention_bytes, stream_));
   cuda::LinearArgs project;
   project.x = b_.mixed;
@@ -243,11 +265,11 @@ Result<void> Glm4MoeCuda::queue_attention(const CudaLayer& layer, int64_t index,
   return cuda::linear(layer.o, project, b_.linear, stream_);
 }
 
-Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
+Result<void> Glm4MoeCuda::queue_feed_forward(int64_t rows, const CudaLayer& layer,
                                              const cuda::AddRmsNormArgs& norm) {
   cuda::MoeArgs dense;
   dense.x = b_.normed;
-  dense.tokens = step_.rows();
+  dense.tokens = rows;
   if (!layer.routed) {
     NIBBLE_TRY(cuda::add_rms_norm(norm, stream_));
     dense.y = b_.delta;
@@ -262,7 +284,7 @@ Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
   }
   cuda::MoeArgs args;
   args.x = b_.normed;
-  args.tokens = step_.rows();
+  args.tokens = rows;
   args.ids = b_.ids;
   args.weights = b_.weights;
   args.add = layer.has_mlp ? b_.mlp : nullptr;
@@ -270,13 +292,13 @@ Result<void> Glm4MoeCuda::queue_feed_forward(const CudaLayer& layer,
   return cuda::moe_layer(moe_shape(), {layer.groups, layer.rank}, args, b_.moe, stream_);
 }
 
-Result<void> Glm4MoeCuda::queue_head(bool draw) {
-  const int64_t count = step_.logit_count();
+Result<void> Glm4MoeCuda::queue_head(const CudaStep& step, bool draw) {
+  const int64_t count = step.logit_count();
   if (count == 0) return {};
   cuda::GatherRmsNormArgs gather;
   gather.residual = b_.residual;
   gather.delta = b_.delta;
-  gather.rows = step_.logit_rows();
+  gather.rows = step.logit_rows();
   gather.count = count;
   gather.hidden = config_.hidden_size;
   gather.weight = weights_->final_norm;
@@ -294,46 +316,48 @@ Result<void> Glm4MoeCuda::queue_head(bool draw) {
   sample.logits = b_.logits;
   sample.rows = count;
   sample.vocab = sample.row_stride = config_.vocab_size;
-  sample.params = static_cast<const cuda::RowSampling*>(step_.sampling());
-  sample.greedy_only = step_.greedy();
-  sample.tokens = step_.tokens_out();
-  sample.logprobs = step_.logprobs_out();
+  sample.params = static_cast<const cuda::RowSampling*>(step.sampling());
+  sample.greedy_only = step.greedy();
+  sample.tokens = step.tokens_out();
+  sample.again = b_.drawn;
+  sample.logprobs = step.logprobs_out();
   return cuda::sample(sample, b_.sample, b_.sample_bytes, stream_);
 }
 
-Result<void> Glm4MoeCuda::queue(const KvCache& cache, int64_t context, bool draw,
+Result<void> Glm4MoeCuda::queue(CudaStep& step, const KvCache& cache, int64_t context, bool draw,
                                 const StepTaps& taps) {
-  NIBBLE_TRY(step_.upload(context, stream_));
-  NIBBLE_TRY(cuda::embed(weights_->embedding, step_.view(), b_.residual, stream_));
+  const int64_t rows = step.rows();
+  NIBBLE_TRY(step.upload(context, stream_));
+  NIBBLE_TRY(cuda::embed(weights_->embedding, step.view(), b_.drawn, b_.residual, stream_));
   cuda::AddRmsNormArgs norm;
   norm.residual = b_.residual;
-  norm.rows = step_.rows();
+  norm.rows = rows;
   norm.hidden = config_.hidden_size;
   norm.eps = config_.rms_eps;
   norm.normed = b_.normed;
   int64_t index = 0;
   for (const CudaLayer& layer : weights_->layers) {
-    NIBBLE_TRY(tap(index, taps));
+    NIBBLE_TRY(tap(rows, index, taps));
     norm.delta = index == 0 ? nullptr : b_.delta;
     norm.weight = layer.input_norm;
     norm.normed_f32 = nullptr;
     NIBBLE_TRY(cuda::add_rms_norm(norm, stream_));
-    NIBBLE_TRY(queue_attention(layer, index, cache, context));
+    NIBBLE_TRY(queue_attention(step, layer, index, cache, context));
     norm.delta = b_.delta;
     norm.weight = layer.post_norm;
     norm.normed_f32 = layer.routed ? b_.normed_f32 : nullptr;
-    NIBBLE_TRY(queue_feed_forward(layer, norm));
-    if (layer.routed) NIBBLE_TRY(tap_choice(index, taps));
+    NIBBLE_TRY(queue_feed_forward(rows, layer, norm));
+    if (layer.routed) NIBBLE_TRY(tap_choice(rows, index, taps));
     ++index;
   }
-  NIBBLE_TRY(tap(index, taps));
-  return queue_head(draw);
+  NIBBLE_TRY(tap(rows, index, taps));
+  return queue_head(step, draw);
 }
 
 // Residual and delta of the layer before, added on the host.
-Result<void> Glm4MoeCuda::tap(int64_t index, const StepTaps& taps) {
+Result<void> Glm4MoeCuda::tap(int64_t rows, int64_t index, const StepTaps& taps) {
   if (taps.hidden == nullptr) return {};
-  const int64_t count = step_.rows() * config_.hidden_size;
+  const int64_t count = rows * config_.hidden_size;
   float* to = taps.hidden + index * count;
   NIBBLE_TRY(copy_back(to, b_.residual, count));
   if (index == 0) return {};
@@ -343,8 +367,8 @@ Result<void> Glm4MoeCuda::tap(int64_t index, const StepTaps& taps) {
   return {};
 }
 
-Result<void> Glm4MoeCuda::tap_choice(int64_t index, const StepTaps& taps) {
-  const int64_t count = step_.rows() * config_.top_k;
+Result<void> Glm4MoeCuda::tap_choice(int64_t rows, int64_t index, const StepTaps& taps) {
+  const int64_t count = rows * config_.top_k;
   if (taps.topk_ids != nullptr) NIBBLE_TRY(copy_back(taps.topk_ids + index * count, b_.ids, count));
   if (taps.topk_weights != nullptr) {
     NIBBLE_TRY(copy_back(taps.topk_weights + index * count, b_.weights, count));
@@ -352,15 +376,15 @@ Result<void> Glm4MoeCuda::tap_choice(int64_t index, const StepTaps& taps) {
   return {};
 }
 
-// Captures the decode step on its first use, then replays it.
-Result<void> Glm4MoeCuda::replay(const KvCache& cache, int64_t context) {
+// Captures the turn's decode step on its first use, then replays it.
+Result<void> Glm4MoeCuda::replay(Turn& turn, const KvCache& cache, int64_t context) {
   NIBBLE_CHECK(captured_pages_ == nullptr || captured_pages_ == cache.data);
   captured_pages_ = cache.data;
-  cudaGraphExec_t& exec = graphs_[{step_.rows(), context, step_.greedy()}];
+  cudaGraphExec_t& exec = turn.graphs[{turn.step.rows(), context, turn.step.greedy()}];
   if (exec == nullptr) {
     NIBBLE_TRY(
         cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture"));
-    const Result<void> queued = queue(cache, context, true, {});
+    const Result<void> queued = queue(turn.step, cache, context, true, {});
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
     NIBBLE_TRY(queued);
@@ -374,29 +398,13 @@ Result<void> Glm4MoeCuda::replay(const KvCache& cache, int64_t context) {
 
 Result<void> Glm4MoeCuda::forward(const kernels::Exec&, const StepInput& input,
                                   const kernels::KvPages& pages, const StepOutput& output) {
+  NIBBLE_CHECK(started_ == finished_, "a step is under way");
   NIBBLE_TRY(device::cuda_use(weights_->device));
-  const auto rows = static_cast<int64_t>(input.tokens.size());
+  CudaStep& step = turns_[0].step;
   const auto wanted = static_cast<int64_t>(input.logit_rows.size());
-  const bool draw = !input.sampling.empty();
-  const bool decode = draw && wanted == rows &&
-                      static_cast<int64_t>(input.sequences.size()) == rows &&
-                      output.taps.hidden == nullptr && output.taps.topk_ids == nullptr;
-  const int64_t padded = decode ? next_power(rows, 1) : rows;
-  const bool captured =
-      decode && padded <= std::min({kMaxCapturedRows, limits_.max_rows, limits_.max_logit_rows});
-  step_.set(input, captured ? padded : rows, captured ? padded : wanted);
-  const KvCache cache = cache_of(pages);
-  if (captured) {
-    NIBBLE_TRY(replay(cache, next_power(step_.max_context(), kMinCapturedContext)));
-  } else {
-    NIBBLE_TRY(queue(cache, step_.max_context(), draw, output.taps));
-  }
+  step.set(input, {}, static_cast<int64_t>(input.tokens.size()), wanted);
+  NIBBLE_TRY(queue(step, cache_of(pages), step.max_context(), false, output.taps));
   NIBBLE_TRY(cuda_ok(cudaStreamSynchronize(stream_), "step"));
-  if (draw) {
-    std::copy_n(step_.tokens_out(), wanted, output.tokens);
-    std::copy_n(step_.logprobs_out(), wanted, output.logprobs);
-    return {};
-  }
   if (output.logits != nullptr && wanted > 0) {
     NIBBLE_TRY(copy_back(output.logits, b_.logits, wanted * config_.vocab_size));
   }
@@ -404,6 +412,40 @@ Result<void> Glm4MoeCuda::forward(const kernels::Exec&, const StepInput& input,
     NIBBLE_TRY(copy_back(output.final_hidden, b_.last_f32, wanted * config_.hidden_size));
   }
   return {};
+}
+
+Result<void> Glm4MoeCuda::start(const kernels::Exec&, const StepInput& input,
+                                std::span<const RowSampling> sampling,
+                                const kernels::KvPages& pages) {
+  NIBBLE_CHECK(started_ - finished_ < 2, "two steps are under way");
+  NIBBLE_TRY(device::cuda_use(weights_->device));
+  Turn& turn = turns_[static_cast<size_t>(started_ % 2)];
+  const auto rows = static_cast<int64_t>(input.tokens.size());
+  const auto wanted = static_cast<int64_t>(input.logit_rows.size());
+  const bool decode = wanted == rows && static_cast<int64_t>(input.sequences.size()) == rows;
+  const int64_t padded = decode ? next_power(rows, 1) : rows;
+  const bool captured =
+      decode && padded <= std::min({kMaxCapturedRows, limits_.max_rows, limits_.max_logit_rows});
+  turn.step.set(input, sampling, captured ? padded : rows, captured ? padded : wanted);
+  const KvCache cache = cache_of(pages);
+  const int64_t context = turn.step.max_context();
+  if (captured) {
+    NIBBLE_TRY(replay(turn, cache, next_power(context, kMinCapturedContext)));
+  } else {
+    NIBBLE_TRY(queue(turn.step, cache, context, true, {}));
+  }
+  NIBBLE_TRY(cuda_ok(cudaEventRecord(turn.done, stream_), "step"));
+  ++started_;
+  return {};
+}
+
+Result<Draws> Glm4MoeCuda::finish() {
+  NIBBLE_CHECK(finished_ < started_, "no step is under way");
+  const Turn& turn = turns_[static_cast<size_t>(finished_ % 2)];
+  ++finished_;
+  NIBBLE_TRY(cuda_ok(cudaEventSynchronize(turn.done), "step"));
+  const auto wanted = static_cast<size_t>(turn.step.wanted_logits());
+  return Draws{{turn.step.tokens_out(), wanted}, {turn.step.logprobs_out(), wanted}};
 }
 
 }  // namespace

@@ -27,11 +27,11 @@ struct RowSampling {
 
 /// One ragged batch: rows of prefill chunks and decode rows mixed.
 struct StepInput {
-  std::span<const int32_t> tokens;                   // [rows], each in [0, vocab)
+  /// [rows], each in [0, vocab), or for start() -1 - i: what the step before draws for its
+  /// logit_rows[i].
+  std::span<const int32_t> tokens;
   std::span<const kernels::SequenceRows> sequences;  // cover the rows in order, without gaps
   std::span<const int32_t> logit_rows;               // rows whose logits are wanted, ascending
-  /// Empty, or how the token after each of logit_rows is drawn: only for models that sample().
-  std::span<const RowSampling> sampling;
 };
 /// What an inspection of the inside wants beside the logits, for every row of the step; any may be
 /// null. Copies only: the computation does not change.
@@ -41,11 +41,14 @@ struct StepTaps {
   float* topk_weights = nullptr;  // beside topk_ids
 };
 struct StepOutput {
-  float* logits = nullptr;        // [logit_rows.size(), vocab], or null if tokens are drawn
+  float* logits = nullptr;        // [logit_rows.size(), vocab]
   float* final_hidden = nullptr;  // [logit_rows.size(), hidden] after the final norm, or null
-  int32_t* tokens = nullptr;  // [logit_rows.size()] if input.sampling is given; -1: no distribution
-  float* logprobs = nullptr;  // beside tokens, of the unfiltered distribution
   StepTaps taps;
+};
+/// What a step drew, for each of its logit rows.
+struct Draws {
+  std::span<const int32_t> tokens;  // -1: no distribution
+  std::span<const float> logprobs;  // of the unfiltered distribution
 };
 
 /// What forward() must be ready for.
@@ -70,13 +73,25 @@ class Model {
   virtual int64_t workspace_bytes(int64_t max_rows, int64_t max_logit_rows, int threads) const = 0;
   /// Called once before the first forward(): takes whatever else steps of these extents need.
   virtual Result<void> prepare(const StepLimits&) { return {}; }
-  /// Whether forward() can draw tokens (StepInput::sampling).
-  virtual bool samples() const { return false; }
   /// One step; the outputs are on the host when it returns. No lock, no global; one step at a time.
   /// A row's logits do not depend on the other rows, on how its sequence was cut into steps, or on
   /// threads. Errors: kDeviceLost (a GPU failed: no further step can run).
   virtual Result<void> forward(const kernels::Exec& exec, const StepInput& input,
                                const kernels::KvPages& pages, const StepOutput& output) = 0;
+
+  /// Whether the model draws tokens itself: then steps whose logits nobody wants go by start() and
+  /// finish(), and the next may be queued before the last one's tokens are known here.
+  virtual bool samples() const { return false; }
+  /// Queues a step behind the one under way, if there is one (at most one; none under way when
+  /// forward() is called). `sampling`: how the token after each of logit_rows is drawn. Nothing of
+  /// the input is read after it returns. Errors as forward().
+  virtual Result<void> start(const kernels::Exec&, const StepInput&,
+                             std::span<const RowSampling> /*sampling*/, const kernels::KvPages&) {
+    return Error(Code::kUnsupported, "this model draws no tokens");
+  }
+  /// Waits for the oldest step under way; its draws, which stay there until the next start().
+  /// Errors as forward().
+  virtual Result<Draws> finish() { return Error(Code::kUnsupported, "this model draws no tokens"); }
 };
 
 /// Scratch that forward() takes at most for steps of these extents. From the config alone, so that

@@ -1,8 +1,14 @@
 // The engine's thread: takes what callers left under the mutex, asks the scheduler for a batch,
 // runs it, samples, and calls back with the mutex free. Scheduler, pages and requests in progress
 // belong to that thread alone; everything callers share stands under `mutex_`.
+//
+// Where the model draws tokens, the next step is queued before the last one's are known here, so
+// that a GPU does not wait for this thread. A sequence that turns out to have ended has a row too
+// many in that step, whose draw nobody reads; its pages may have a new owner then, whose steps
+// come later.
 #include "runtime/engine.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -22,6 +28,7 @@ namespace {
 struct Active {
   Request request;
   std::vector<int32_t> output;
+  int32_t draw_row = -1;  // logit row of the last step begun that draws its next token
 };
 
 class EngineImpl final : public Engine {
@@ -40,19 +47,26 @@ class EngineImpl final : public Engine {
  private:
   /// A sequence whose next token is due; its logits are row `logit_row` of the step's output.
   struct Pick {
-    Active* active = nullptr;
+    Active* active = nullptr;  // null: the request has ended since
     int64_t logit_row = 0;
     Sampled sampled;
   };
+  using Batch = std::vector<BatchItem>;
 
   // On the engine's thread only.
   void loop();
   bool take_events();  // false: stop
   void step();
-  void build(const std::vector<BatchItem>& batch);
-  bool model_draws(const std::vector<BatchItem>& batch);
-  void pick_tokens(const std::vector<BatchItem>& batch);
-  void report(const std::vector<BatchItem>& batch);
+  Result<void> begin(const Batch& batch);
+  void conclude(const Batch& batch);
+  void take(const Batch& batch, const model::Draws* draws);
+  void fail(const Error& error);
+  void build(const Batch& batch);
+  static int32_t next_token(const Active& active, size_t index);
+  bool model_draws(const Request& request) const;
+  void fill_sampling(const Batch& batch);
+  void pick_tokens(const Batch& batch, const model::Draws* draws);
+  void report(const Batch& batch);
   void report_prompt(const BatchItem& item, const Active& active, int64_t logit_row);
   void report_token(const BatchItem& item, Active& active, const Sampled& sampled);
   void finish(RequestId id, FinishReason reason, const std::string& error);
@@ -78,9 +92,8 @@ class EngineImpl final : public Engine {
 
   // One step's arrays, reused.
   std::vector<int32_t> tokens_, logit_rows_;
-  std::vector<model::RowSampling> sampling_;  // empty: tokens are drawn here
-  std::vector<int32_t> drawn_tokens_;         // [max_logit_rows], by the model
-  std::vector<float> drawn_logprobs_;
+  std::vector<model::RowSampling> sampling_;
+  Batch under_way_;  // started, not finished; empty: no step is
   bool wants_hidden_ = false;
   std::vector<kernels::SequenceRows> sequences_;
   std::vector<Pick> picks_;
@@ -118,8 +131,6 @@ EngineImpl::EngineImpl(std::unique_ptr<model::Model> model, const EngineOptions&
                   .max_sequences = options.max_sequences,
                   .max_batch_tokens = options.max_batch_tokens,
                   .max_logit_rows = options.max_logit_rows}),
-      drawn_tokens_(static_cast<size_t>(options.max_logit_rows)),
-      drawn_logprobs_(static_cast<size_t>(options.max_logit_rows)),
       scratch_(static_cast<size_t>(pool_.threads())) {
   publish_locked();
   thread_ = std::thread([this] { loop(); });
@@ -195,6 +206,7 @@ void EngineImpl::wait(RequestId id) {
 
 void EngineImpl::loop() {
   while (take_events()) step();
+  if (!under_way_.empty()) static_cast<void>(model_->finish());  // the pages are read until then
   // Also those that take_events() left in submitted_: nobody else touches it any more.
   for (auto& [id, active] : submitted_) active_.emplace(id, std::move(active));
   while (!active_.empty()) finish(active_.begin()->first, FinishReason::kCancelled, "");
@@ -206,7 +218,8 @@ bool EngineImpl::take_events() {
   {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [&] {
-      return stop_ || !submitted_.empty() || !cancelled_.empty() || !scheduler_.idle();
+      return stop_ || !submitted_.empty() || !cancelled_.empty() || !scheduler_.idle() ||
+             !under_way_.empty();
     });
     if (stop_) return false;
     submitted.swap(submitted_);
@@ -227,34 +240,65 @@ bool EngineImpl::take_events() {
 }
 
 void EngineImpl::step() {
-  const std::vector<BatchItem>& batch = scheduler_.next();
-  if (batch.empty()) return;  // everything was cancelled
-  {
-    std::lock_guard lock(mutex_);
-    publish_locked();
+  const bool all_drawn = std::all_of(active_.begin(), active_.end(), [this](const auto& entry) {
+    return model_draws(entry.second->request);
+  });
+  Batch before;
+  before.swap(under_way_);
+  if (!before.empty() && !all_drawn) {  // a token or a history must be known here
+    conclude(before);
+    before.clear();
   }
-  build(batch);
+  const Batch& batch = scheduler_.next();
+  Result<void> begun;
+  if (!batch.empty()) {
+    {
+      std::lock_guard lock(mutex_);
+      publish_locked();
+    }
+    build(batch);
+    begun = begin(batch);
+  }
+  if (!before.empty()) conclude(before);
+  if (!begun) fail(begun.error());
+}
+
+/// Runs the step, or queues it if the model draws all its tokens.
+Result<void> EngineImpl::begin(const Batch& batch) {
   model::StepInput input;
   input.tokens = tokens_;
   input.sequences = sequences_;
   input.logit_rows = logit_rows_;
-  model::StepOutput output;
-  if (model_draws(batch)) {
-    input.sampling = sampling_;
-    output.tokens = drawn_tokens_.data();
-    output.logprobs = drawn_logprobs_.data();
-  } else {
-    output.logits = logits_;
-    output.final_hidden = wants_hidden_ ? hidden_ : nullptr;
+  const bool drawn = std::all_of(batch.begin(), batch.end(), [this](const BatchItem& item) {
+    return model_draws(active_.at(item.id)->request);
+  });
+  if (drawn) {
+    fill_sampling(batch);
+    NIBBLE_TRY(model_->start(exec_, input, sampling_, memory_.pages));
+    under_way_ = batch;
+    return {};
   }
-  if (Result<void> done = model_->forward(exec_, input, memory_.pages, output); !done) {
-    // The device is lost: nobody's pages can be trusted. Later requests meet the same error.
-    while (!active_.empty()) {
-      finish(active_.begin()->first, FinishReason::kError, done.error().message());
-    }
+  model::StepOutput output;
+  output.logits = logits_;
+  output.final_hidden = wants_hidden_ ? hidden_ : nullptr;
+  NIBBLE_TRY(model_->forward(exec_, input, memory_.pages, output));
+  take(batch, nullptr);
+  return {};
+}
+
+/// Waits for the oldest step under way.
+void EngineImpl::conclude(const Batch& batch) {
+  Result<model::Draws> draws = model_->finish();
+  if (!draws) {
+    fail(draws.error());
     return;
   }
-  pick_tokens(batch);
+  take(batch, &*draws);
+}
+
+/// A computed step's tokens to their requests.
+void EngineImpl::take(const Batch& batch, const model::Draws* draws) {
+  pick_tokens(batch, draws);
   {
     std::lock_guard lock(mutex_);
     publish_locked();
@@ -262,8 +306,15 @@ void EngineImpl::step() {
   report(batch);
 }
 
+/// The device is lost: nobody's pages can be trusted. Later requests meet the same error.
+void EngineImpl::fail(const Error& error) {
+  if (!under_way_.empty()) static_cast<void>(model_->finish());
+  under_way_.clear();
+  while (!active_.empty()) finish(active_.begin()->first, FinishReason::kError, error.message());
+}
+
 /// Fills the step's input arrays.
-void EngineImpl::build(const std::vector<BatchItem>& batch) {
+void EngineImpl::build(const Batch& batch) {
   tokens_.clear();
   sequences_.clear();
   logit_rows_.clear();
@@ -282,80 +333,103 @@ void EngineImpl::build(const std::vector<BatchItem>& batch) {
         logit_rows_.push_back(static_cast<int32_t>(tokens_.size()));
       }
       tokens_.push_back(position < prompt.size() ? prompt[position]
-                                                 : active.output.at(position - prompt.size()));
+                                                 : next_token(active, position - prompt.size()));
     }
   }
 }
 
-/// Whether the model can draw every token of this step, so that no logits travel: nobody wants
-/// them, and no penalty needs a history. Fills sampling_.
-bool EngineImpl::model_draws(const std::vector<BatchItem>& batch) {
+/// Token `index` of the output: known, or drawn by the step under way.
+int32_t EngineImpl::next_token(const Active& active, size_t index) {
+  if (index < active.output.size()) return active.output[index];
+  NIBBLE_CHECK(index == active.output.size() && active.draw_row >= 0, "token ", index, " of ",
+               active.output.size());
+  return -1 - active.draw_row;
+}
+
+/// Whether the model can draw the request's tokens, so that no logits travel: nobody wants them,
+/// and no penalty needs a history.
+bool EngineImpl::model_draws(const Request& request) const {
+  const SamplingParams& p = request.sampling;
+  return model_->samples() && !request.callbacks.on_prompt_logits && p.repetition_penalty == 1.0f &&
+         p.presence_penalty == 0.0f && p.frequency_penalty == 0.0f;
+}
+
+/// How each logit row's token is drawn, and who waits for it.
+void EngineImpl::fill_sampling(const Batch& batch) {
   sampling_.clear();
-  if (!model_->samples() || wants_hidden_) return false;
   for (const BatchItem& item : batch) {
     if (item.logit_rows == 0) continue;
-    const Active& active = *active_.at(item.id);
+    Active& active = *active_.at(item.id);
     const SamplingParams& p = active.request.sampling;
-    if (!item.samples || item.logit_rows != 1 || p.repetition_penalty != 1.0f ||
-        p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f) {
-      sampling_.clear();
-      return false;
-    }
+    const auto prompt = static_cast<int64_t>(active.request.prompt.size());
+    NIBBLE_CHECK(item.samples && item.logit_rows == 1);
+    active.draw_row = static_cast<int32_t>(sampling_.size());
     sampling_.push_back({.temperature = p.temperature,
                          .top_p = p.top_p,
                          .min_p = p.min_p,
                          .top_k = p.top_k,
                          .seed = p.seed,
-                         .draw = active.output.size()});
+                         .draw = static_cast<uint64_t>(item.position_begin + item.rows - prompt)});
   }
-  return !sampling_.empty();
 }
 
-/// Samples every token that is due, the rows in parallel, and counts the step.
-void EngineImpl::pick_tokens(const std::vector<BatchItem>& batch) {
+/// Every token that is due, drawn by the model or here (the rows in parallel), and counts the step.
+void EngineImpl::pick_tokens(const Batch& batch, const model::Draws* draws) {
   picks_.clear();
   int64_t logit_row = 0;
   for (const BatchItem& item : batch) {
     logit_row += item.logit_rows;
-    Active& active = *active_.at(item.id);
-    if (item.samples)
-      picks_.push_back({.active = &active, .logit_row = logit_row - 1, .sampled = {}});
-    if (active.output.empty()) prompt_tokens_ += item.rows;  // else it decodes
-  }
-  const bool drawn = !sampling_.empty();
-  pool_.parallel_for(static_cast<int64_t>(picks_.size()), [&](int64_t task, int worker) {
-    Pick& pick = picks_[static_cast<size_t>(task)];
-    if (drawn) {
-      const auto row = static_cast<size_t>(pick.logit_row);
-      pick.sampled = {.token = drawn_tokens_[row], .logprob = drawn_logprobs_[row]};
-      return;
+    const auto found = active_.find(item.id);
+    Active* const active = found == active_.end() ? nullptr : found->second.get();
+    if (item.samples) {
+      picks_.push_back({.active = active, .logit_row = logit_row - 1, .sampled = {}});
     }
-    const Active& active = *pick.active;
-    pick.sampled = sample(logits_row(pick.logit_row), active.request.prompt, active.output,
-                          active.request.sampling, active.output.size(),
-                          scratch_[static_cast<size_t>(worker)]);
-  });
+    if (active != nullptr &&
+        item.position_begin < static_cast<int64_t>(active->request.prompt.size())) {
+      prompt_tokens_ += item.rows;
+    }
+  }
+  if (draws != nullptr) {
+    for (Pick& pick : picks_) {
+      const auto row = static_cast<size_t>(pick.logit_row);
+      pick.sampled = {.token = draws->tokens[row], .logprob = draws->logprobs[row]};
+    }
+  } else {
+    pool_.parallel_for(static_cast<int64_t>(picks_.size()), [&](int64_t task, int worker) {
+      Pick& pick = picks_[static_cast<size_t>(task)];
+      const Active& active = *pick.active;
+      pick.sampled = sample(logits_row(pick.logit_row), active.request.prompt, active.output,
+                            active.request.sampling, active.output.size(),
+                            scratch_[static_cast<size_t>(worker)]);
+    });
+  }
   for (const Pick& pick : picks_) {
     const int32_t token = pick.sampled.token;
-    if (token >= 0 && !is_stop(pick.active->request, token)) ++generated_tokens_;
+    if (pick.active != nullptr && token >= 0 && !is_stop(pick.active->request, token)) {
+      ++generated_tokens_;
+    }
   }
   ++steps_;
 }
 
 /// Calls back, sequence by sequence in the batch's order.
-void EngineImpl::report(const std::vector<BatchItem>& batch) {
+void EngineImpl::report(const Batch& batch) {
   int64_t logit_row = 0;
   auto pick = picks_.cbegin();
   for (const BatchItem& item : batch) {
-    Active& active = *active_.at(item.id);
+    const int64_t first_row = logit_row;
+    logit_row += item.logit_rows;
+    const Sampled* sampled = item.samples ? &(pick++)->sampled : nullptr;
+    const auto found = active_.find(item.id);
+    if (found == active_.end()) continue;  // it has ended since the step was begun
+    Active& active = *found->second;
     const Request& request = active.request;
     if (request.callbacks.on_prompt_logits &&
         item.position_begin < static_cast<int64_t>(request.prompt.size())) {
-      report_prompt(item, active, logit_row);
+      report_prompt(item, active, first_row);
     }
-    logit_row += item.logit_rows;
-    if (item.samples) {
-      report_token(item, active, (pick++)->sampled);
+    if (sampled != nullptr) {
+      report_token(item, active, *sampled);
     } else if (item.ends_prompt) {
       finish(item.id, FinishReason::kLength, "");
     }

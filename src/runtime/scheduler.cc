@@ -85,7 +85,7 @@ const std::vector<BatchItem>& Scheduler::next() {
   for (Sequence& s : running_) {
     if (s.computed < s.needs.prompt_tokens) {
       prompts.push_back(&s);
-    } else {
+    } else if (s.computed + 1 < s.needs.prompt_tokens + s.needs.max_tokens) {
       append(s, 1, 1);
       --rows_left;
       --logits_left;

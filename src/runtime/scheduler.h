@@ -52,8 +52,10 @@ class Scheduler {
   /// neither waits nor runs.
   bool end(uint64_t id);
   /// Admits, builds the next step and counts its rows as computed. After an item that `samples`
-  /// the caller either has a token for the next row or has called end(). Empty if nothing runs.
-  /// Decode rows come first, then prompt chunks, each oldest first.
+  /// the caller either has a token for the next row, or will have it when the step is computed, or
+  /// has called end(). A sequence all of whose rows were in a batch is in none, and keeps its
+  /// pages, until end(). Empty if there is nothing to compute. Decode rows come first, then prompt
+  /// chunks, each oldest first.
   const std::vector<BatchItem>& next();
 
   int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }

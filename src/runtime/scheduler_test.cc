@@ -73,6 +73,26 @@ TEST(Scheduler, DecodeRowsComeFirstThenChunks) {
   EXPECT_EQ(id_rows(s.next()), (Rows{{2, 1}}));
 }
 
+TEST(Scheduler, AllRowsComputedWaitsForItsEndWithItsPages) {
+  Scheduler s({.pages = 6,
+               .page_tokens = 4,
+               .max_sequences = 8,
+               .max_batch_tokens = 8,
+               .max_logit_rows = 8});
+  submit(s, 1, {.prompt_tokens = 3, .max_tokens = 2});
+  submit(s, 2, {.prompt_tokens = 4, .max_tokens = 0});
+  submit(s, 3, {.prompt_tokens = 9, .max_tokens = 1});
+  EXPECT_EQ(id_rows(s.next()), (Rows{{1, 3}, {2, 4}, {3, 1}}));
+  EXPECT_EQ(id_rows(s.next()), (Rows{{1, 1}, {3, 7}}));  // its second token needs no row
+  EXPECT_EQ(id_rows(s.next()), (Rows{{3, 1}}));
+  EXPECT_TRUE(s.next().empty());
+  EXPECT_EQ(s.running(), 3);
+  EXPECT_EQ(s.pages().free(), 0);
+  for (const uint64_t id : {1, 2, 3}) EXPECT_TRUE(s.end(id));
+  EXPECT_EQ(s.pages().free(), 6);
+  EXPECT_TRUE(s.idle());
+}
+
 TEST(Scheduler, PromptLogitsLimitTheChunk) {
   Scheduler s({.pages = 100,
                .page_tokens = 4,

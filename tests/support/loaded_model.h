@@ -140,7 +140,7 @@ class LoadedModel {
       model::StepOutput output;
       output.logits = out.data();
       output.taps = taps;
-      model_->forward(exec, {tokens, sequences, rows, {}}, pages, output).value();
+      model_->forward(exec, {tokens, sequences, rows}, pages, output).value();
       size_t row = 0;
       for (const auto& [i, take] : spans) {
         logits[i].insert(logits[i].end(), out.begin() + static_cast<int64_t>(row * vocab),

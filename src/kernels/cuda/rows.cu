@@ -14,12 +14,13 @@ constexpr int kMaxQuads = 8;  // float4 of a row that a thread holds, at most
 constexpr int kEmbedThreads = 256;
 
 __global__ void __launch_bounds__(kEmbedThreads)
-    embed_kernel(const EmbedTable table, const StepView step, float* out) {
+    embed_kernel(const EmbedTable table, const StepView step, const int32_t* drawn, float* out) {
   const int64_t row = blockIdx.x;
   wait_for_previous_kernel();
   // Not sooner: kernels behind this one read the step's facts before they wait (step_copy.h).
   allow_next_kernel();
-  const int64_t token = step.tokens[row];
+  int64_t token = step.tokens[row];
+  if (token < 0 && drawn != nullptr) token = drawn[-1 - token];
   const bool good = step.positions[row] >= 0 && token >= 0 && token < table.vocab;
   float4* to = reinterpret_cast<float4*>(out + row * table.hidden);
   for (int64_t i = threadIdx.x; i < table.hidden / 4; i += kEmbedThreads) {
@@ -124,7 +125,8 @@ Result<void> launch_norm(const char* what, const NormLaunch& a, int64_t rows, cu
 
 }  // namespace
 
-Result<void> embed(const EmbedTable& table, const StepView& step, float* out, cudaStream_t stream) {
+Result<void> embed(const EmbedTable& table, const StepView& step, const int32_t* drawn, float* out,
+                   cudaStream_t stream) {
   using formats::FormatId;
   if (table.data == nullptr || out == nullptr || step.tokens == nullptr ||
       step.positions == nullptr || step.rows < 1 || table.vocab < 1 || table.hidden < 8 ||
@@ -138,7 +140,7 @@ Result<void> embed(const EmbedTable& table, const StepView& step, float* out, cu
     return Error(Code::kUnsupported, "embed: the table must be F32, F16 or BF16");
   }
   return launched("embed", launch_overlapped(embed_kernel, step.rows, kEmbedThreads, 0, stream,
-                                             table, step, out));
+                                             table, step, drawn, out));
 }
 
 Result<void> add_rms_norm(const AddRmsNormArgs& args, cudaStream_t stream) {

@@ -20,10 +20,12 @@ struct EmbedTable {
   int64_t vocab = 0, hidden = 0;                        // hidden: a multiple of 8
 };
 
-/// out[t, :] = table[step.tokens[t], :] as FP32, [rows, hidden]. Rows of position -1, and tokens
-/// outside [0, vocab), give zeros.
-/// Errors of all functions here: kInvalidArgument, kUnsupported (format), kInternal (launch).
-Result<void> embed(const EmbedTable& table, const StepView& step, float* out, cudaStream_t stream);
+/// out[t, :] = table[step.tokens[t], :] as FP32, [rows, hidden]. A token -1 - i stands for
+/// drawn[i], what the step before drew. Rows of position -1, and tokens outside [0, vocab), give
+/// zeros. Errors of all functions here: kInvalidArgument, kUnsupported (format), kInternal
+/// (launch).
+Result<void> embed(const EmbedTable& table, const StepView& step, const int32_t* drawn, float* out,
+                   cudaStream_t stream);
 
 struct AddRmsNormArgs {
   float* residual = nullptr;      // [rows, hidden]; delta is added to it in place

@@ -17,10 +17,11 @@ namespace {
 using namespace test;
 using formats::FormatId;
 
-void check_table(Checks& checks, FormatId format, int64_t hidden) {
+void check_table(Checks& checks, FormatId format, int64_t hidden, bool with_drawn) {
   const int64_t vocab = 1000;
-  const std::vector<int32_t> tokens = {0, 999, 5, 5, 1000, -1, 17, 3};
-  const std::vector<int32_t> positions = {0, 1, 2, 3, 4, 5, -1, 7};
+  const std::vector<int32_t> tokens = {0, 999, 5, 5, 1000, -1, 17, 3, -3, -2};
+  const std::vector<int32_t> positions = {0, 1, 2, 3, 4, 5, -1, 7, 0, 4};
+  const std::vector<int32_t> drawn = {321, -1, 4};
   Random random(static_cast<uint64_t>(hidden));
   const std::vector<float> values = random.normals(vocab * hidden);
   std::vector<float> exact = values;
@@ -38,7 +39,7 @@ void check_table(Checks& checks, FormatId format, int64_t hidden) {
   }
   const Device<float> wide(values);
   const Device<uint16_t> narrow(halves);
-  const Device<int32_t> device_tokens(tokens), device_positions(positions);
+  const Device<int32_t> device_tokens(tokens), device_positions(positions), device_drawn(drawn);
   EmbedTable table;
   table.data = format == FormatId::kF32 ? static_cast<const void*>(wide.get()) : narrow.get();
   table.format = format;
@@ -50,13 +51,15 @@ void check_table(Checks& checks, FormatId format, int64_t hidden) {
   step.rows = static_cast<int32_t>(tokens.size());
   Device<float> out(step.rows * hidden);
   out.fill(0xFF);
-  must(embed(table, step, out.get(), nullptr), "embed");
+  must(embed(table, step, with_drawn ? device_drawn.get() : nullptr, out.get(), nullptr), "embed");
   const std::vector<float> got = out.download();
   for (size_t t = 0; t < tokens.size(); ++t) {
-    const bool real = tokens[t] >= 0 && tokens[t] < vocab && positions[t] >= 0;
+    int32_t token = tokens[t];
+    if (token < 0 && with_drawn) token = drawn[static_cast<size_t>(-1 - token)];
+    const bool real = token >= 0 && token < vocab && positions[t] >= 0;
     bool same = true;
     for (int64_t i = 0; i < hidden; ++i) {
-      const float want = real ? exact[static_cast<size_t>(tokens[t] * hidden + i)] : 0.0f;
+      const float want = real ? exact[static_cast<size_t>(token * hidden + i)] : 0.0f;
       same = same && got[t * static_cast<size_t>(hidden) + static_cast<size_t>(i)] == want;
     }
     checks.expect(same, cat("embed format ", static_cast<int>(format), " row ", t));
@@ -207,7 +210,10 @@ CheckSummary check_embed(const CheckOptions& options, std::ostream& out) {
                           : options.format == "f16" ? FormatId::kF16
                                                     : FormatId::kBf16;
   return run_checks(options, out, [&](Checks& checks) {
-    for (const int64_t hidden : {8, 128, 2048, 2880}) check_table(checks, format, hidden);
+    for (const int64_t hidden : {8, 128, 2048, 2880}) {
+      check_table(checks, format, hidden, false);
+      check_table(checks, format, hidden, true);
+    }
   });
 }
 

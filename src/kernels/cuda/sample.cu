@@ -168,10 +168,14 @@ __device__ uint64_t block_before(uint64_t v, uint64_t* shared) {
   return (warp == 0 ? 0 : before) + through - v;
 }
 
+__device__ void write(const Launch& a, int64_t row, int token, float logprob) {
+  a.args.tokens[row] = token;
+  if (a.args.again != nullptr) a.args.again[row] = token;
+  a.args.logprobs[row] = logprob;
+}
 __device__ void write_token(const Launch& a, int64_t row, float max, float log_sum, int token) {
   const float above = __fsub_rn(a.args.logits[row * a.args.row_stride + token], max);
-  a.args.tokens[row] = token;
-  a.args.logprobs[row] = __fsub_rn(above, log_sum);
+  write(a, row, token, __fsub_rn(above, log_sum));
 }
 
 __global__ void __launch_bounds__(kThreads) scan_kernel(const Launch a) {
@@ -229,8 +233,7 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(const Launch a) {
   scratch.log_sum = logf(sum);
   scratch.bad = broken;
   if (broken) {
-    a.args.tokens[row] = -1;
-    a.args.logprobs[row] = 0.0f;
+    write(a, row, -1, 0.0f);
   } else if (a.args.greedy_only || a.args.params[row].temperature == 0.0f) {
     write_token(a, row, max, logf(sum), key_id(best));
   }

@@ -29,6 +29,7 @@ struct SampleArgs {
   const RowSampling* params = nullptr;          // [rows]; null: all rows greedy
   bool greedy_only = false;   // host's promise that every temperature is 0: saves two kernels
   int32_t* tokens = nullptr;  // out [rows]; -1 where logits have no distribution
+  int32_t* again = nullptr;   // the same once more, or null
   float* logprobs = nullptr;  // out [rows] log softmax of the raw logits; 0 where token is -1
 };
 

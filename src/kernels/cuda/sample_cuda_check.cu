@@ -139,8 +139,9 @@ struct Case {
 struct Output {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::vector<int32_t> again;  // SampleArgs::again
   bool operator==(const Output& o) const {
-    return tokens == o.tokens &&
+    return tokens == o.tokens && again == o.again &&
            std::memcmp(logprobs.data(), o.logprobs.data(), logprobs.size() * sizeof(float)) == 0;
   }
 };
@@ -153,9 +154,10 @@ class Runner {
   Output run(const Case& c, int64_t first, int64_t rows, bool greedy_only = false) {
     const Device<float> logits(c.logits);
     const Device<RowSampling> params(c.params);
-    Device<int32_t> tokens(rows);
+    Device<int32_t> tokens(rows), again(rows);
     Device<float> logprobs(rows);
     tokens.fill(0xEE);
+    again.fill(0xDD);
     SampleArgs args;
     args.logits = logits.get() + first * c.stride;
     args.rows = rows;
@@ -164,10 +166,12 @@ class Runner {
     args.params = params.get() + first;
     args.greedy_only = greedy_only;
     args.tokens = tokens.get();
+    args.again = rows % 2 == 0 ? nullptr : again.get();
     args.logprobs = logprobs.get();
     must(sample(args, scratch_.get(), scratch_.bytes(), nullptr), "sample");
     must(cudaDeviceSynchronize(), "sample run");
-    return {tokens.download(), logprobs.download()};
+    return {tokens.download(), logprobs.download(),
+            args.again == nullptr ? tokens.download() : again.download()};
   }
 
  private:
@@ -189,10 +193,11 @@ void check_case(Checks& checks, const std::string& name, const Case& c) {
     worst = std::max(worst, error);
     checks.within(error, 2e-6, cat(name, " row ", r, " logprob, relative error"));
   }
+  checks.expect(got.again == got.tokens, name + ": tokens once more");
   // Rows alone with the same scratch, then all again.
   for (int64_t r = 0; r < c.rows; r += 7) {
     const Output one = runner.run(c, r, 1);
-    checks.expect(one.tokens[0] == got.tokens[static_cast<size_t>(r)] &&
+    checks.expect(one.tokens[0] == got.tokens[static_cast<size_t>(r)] && one.again == one.tokens &&
                       one.logprobs[0] == got.logprobs[static_cast<size_t>(r)],
                   cat(name, " row ", r, " alone"));
   }
