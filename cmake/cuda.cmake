@@ -3,6 +3,7 @@
 # statically and opens libcuda itself: one binary serves machines with and without a driver.
 set(NIBBLE_CUDA "AUTO" CACHE STRING "Build the CUDA backend: ON, OFF or AUTO")
 set(NIBBLE_CUDA_ARCHS "90a" CACHE STRING "CUDA architectures of the kernels, such as 80;90a;100;120")
+option(NIBBLE_RACECHECK "Kernels as compute-sanitizer's racecheck can follow them (ptx.cuh)" OFF)
 
 set(wanted ${NIBBLE_CUDA})
 if(wanted STREQUAL "AUTO")

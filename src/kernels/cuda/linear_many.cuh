@@ -111,7 +111,7 @@ __device__ __forceinline__ void multiply_many(const LinearKernelArgs& args,
         wgmma_commit();
         if (chunk + 1 < args.chunk_count) expand(a[(i + 1) % 2]);
         wgmma_wait<0>();
-        if (lane == 0) mbarrier_arrive(ring.empty());
+        warp_arrive(ring.empty(), lane);
         ring.advance();
         if constexpr (kBlockScaled) {
           if (i % 2 == 1 || chunk + 1 == args.chunk_count) {
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
   if (threadIdx.x == 0) {
     for (int i = 0; i < G::kStages; ++i) {
       mbarrier_init(smem + G::kFull + 8 * i, 2);
-      mbarrier_init(smem + G::kEmpty + 8 * i, static_cast<uint32_t>(blocks) * 4);
+      mbarrier_init(smem + G::kEmpty + 8 * i, static_cast<uint32_t>(blocks) * 4 * kWarpArrivals);
     }
     mbarrier_init_fence();
   }

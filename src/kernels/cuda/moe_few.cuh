@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(P::kBound, 1)
       wait_copies<P::kPlaces>();
     }
     __syncthreads();  // x and the lists are there
-    if (waits) named_barrier(kFewStart, kFewThreads);
+    if (waits && !kRacecheck) named_barrier(kFewStart, kFewThreads);
   }
   FewRun<P> run(args, stream, ring, lane);
   FewJob<P> job;

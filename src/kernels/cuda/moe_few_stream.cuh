@@ -6,7 +6,9 @@
 
 namespace nibble::kernels::cuda {
 
-constexpr int kFewStart = 1;  // named barrier: see FewStream::holds
+/// Named barrier, see FewStream::holds. It only orders requests to memory; racecheck takes it for
+/// the barrier that other warps are at, so its build has none.
+constexpr int kFewStart = 1;
 
 /// Where a warp's share of a tile lies, in units of 16 bytes (codes, then what it needs of the
 /// scales), and how it travels: kStageChunks chunks at a time, first all their codes. Compressed
@@ -120,7 +122,7 @@ struct FewStream {
     const uint32_t to = ring + static_cast<uint32_t>(place * P::kPlaceBytes);
     if (left <= 0) {
       if (holds && task == tasks.own_ups) {
-        named_barrier_arrive(kFewStart, kFewThreads);
+        if (!kRacecheck) named_barrier_arrive(kFewStart, kFewThreads);
         holds = false;
       }
       if (task < tasks.own) start_task();

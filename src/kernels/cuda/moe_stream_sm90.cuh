@@ -106,7 +106,7 @@ __device__ __forceinline__ void consume(const StreamArgs& args, int group, int w
     if (group >= uniform(item.blocks)) {  // past the last row block: only keep the ring turning
       for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
         ring.wait_full();
-        if (lane == 0) mbarrier_arrive(ring.empty());
+        warp_arrive(ring.empty(), lane);
         ring.advance();
       }
       named_barrier(1 + group, 128);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
   if (threadIdx.x == 0) {
     for (int i = 0; i < G::kStages; ++i) {
       mbarrier_init(smem + G::kFull + 8 * i, 2);
-      mbarrier_init(smem + G::kEmpty + 8 * i, G::kGroups * 4);
+      mbarrier_init(smem + G::kEmpty + 8 * i, G::kGroups * 4 * kWarpArrivals);
     }
     for (int i = 0; i < kItemSlots; ++i) {
       mbarrier_init(smem + G::kItemFull + 8 * i, 1);

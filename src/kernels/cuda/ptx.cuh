@@ -23,6 +23,21 @@ __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t arrivals) {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+/// Arrivals that a barrier expects of a warp.
+#if defined(NIBBLE_RACECHECK)
+constexpr bool kRacecheck = true;
+constexpr uint32_t kWarpArrivals = 32;
+#else
+constexpr bool kRacecheck = false;
+constexpr uint32_t kWarpArrivals = 1;
+#endif
+/// All lanes of the warp have come here. With NIBBLE_RACECHECK (a build for compute-sanitizer's
+/// racecheck, which does not see that one lane arrives for what others did before __syncwarp) every
+/// lane arrives.
+__device__ __forceinline__ void warp_arrive(uint32_t bar, int lane) {
+  __syncwarp();
+  if (kRacecheck || lane == 0) mbarrier_arrive(bar);
+}
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                : "memory");

@@ -70,8 +70,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
       wgmma_wait<0>();
     }
     if (++sub == G::kStageChunks || chunk + 1 == chunk_count) {
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(ring.empty());
+      warp_arrive(ring.empty(), lane);
       ring.advance();
       sub = 0;
     }
@@ -161,10 +160,6 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
     operands.load(tile, ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes),
                   rows, in_group, table, warp, lane);
   };
-  auto release = [&](uint32_t bar) {
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(bar);
-  };
   // Compressed scales with exceptions are rare: such rows go the slow way of the last chunks.
   const int full_stages = G::kCsf && !rows.regular ? 0 : chunk_count / kChunks;
   ChunkOperands<G, kTokens> operands[2];  // more than 16 tokens would spill
@@ -195,7 +190,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
       (run_chunk.template operator()<sub>(), ...);
     }
     (std::make_integer_sequence<int, kChunks>{});
-    release(empty);
+    warp_arrive(empty, lane);
   }
 #pragma unroll 1
   for (int chunk = full_stages * kChunks; chunk < chunk_count; ++chunk) {
@@ -205,7 +200,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
     if (G::kCsf && !rows.regular) operands[0].weights.finish(rows, chunk, lane);
     operands[0].multiply(acc);
     if (sub + 1 == kChunks || chunk + 1 == chunk_count) {
-      release(ring.empty());
+      warp_arrive(ring.empty(), lane);
       ring.advance();
     }
   }
