@@ -1,8 +1,9 @@
 // nibble bench DIR: prompt processing (pp) and token generation (tg) as llama-bench times them: pp
 // is one prompt of n random ids, tg is n single-token steps after a prompt of -d ids (at least
-// one), no sampling filters. tg rows also count the weights that a token reads, as stored, and on a
-// GPU their share of its copy bandwidth. One warm-up run of each is dropped. Several --scales are
-// run in turn, so that a machine whose speed drifts treats them alike.
+// one), no sampling filters. tg rows also count what a token reads, weights as stored and the keys
+// and values of its context, and on a GPU their share of its copy bandwidth. One warm-up run of
+// each is dropped. Several --scales are run in turn, so that a machine whose speed drifts treats
+// them alike.
 #include <chrono>
 #include <cmath>
 #include <iomanip>
@@ -32,13 +33,13 @@ struct Options {
 struct Measurement {
   std::string test, scales;
   int64_t threads = 0;
-  bool decode = false;
+  double kv_bytes = 0;  // that a decode step reads, on average; 0: not decode
   std::vector<double> tokens_per_second;
 };
 
-/// What a decode step of one token must read.
+/// What bounds a decode step of one token.
 struct Roofline {
-  double bytes = 0;      // of weights, as stored
+  double weights = 0;    // bytes it must read, as stored
   double bandwidth = 0;  // of the GPU's memory; 0 on the CPU
   double upload = 0;     // from page-locked host memory
 };
@@ -125,7 +126,8 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
                       {"test", m.test},
                       {"scales", m.scales},
                       {"threads", m.threads},
-                      {"weight_bytes_per_token", m.decode ? roofline.bytes : 0.0},
+                      {"weight_bytes_per_token", m.kv_bytes > 0 ? roofline.weights : 0.0},
+                      {"kv_bytes_per_token", m.kv_bytes},
                       {"copy_bandwidth", roofline.bandwidth},
                       {"tokens_per_second", m.tokens_per_second},
                       {"mean", mean_of(m.tokens_per_second)},
@@ -138,8 +140,8 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
     return;
   }
   out << "| model | isa | activations | scales | threads | test | t/s (mean ± sd) | median | of "
-      << options.scales[0]
-      << " | weights GB/s | of copy |\n|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
+      << options.scales[0] << " | weights GB/s | and KV | of copy |\n"
+      << "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
       << std::fixed;
   double first = 0;  // median of the same test with the first of --scales
   for (const Measurement& m : results) {
@@ -149,16 +151,21 @@ void print(std::ostream& out, const Options& options, const std::vector<Measurem
         << options.model.activations << " | " << m.scales << " | " << m.threads << " | " << m.test
         << " | " << mean_of(m.tokens_per_second) << " ± " << deviation_of(m.tokens_per_second)
         << " | " << median << " | " << std::setprecision(3) << median / first << " | ";
-    if (m.decode) out << std::setprecision(1) << median * roofline.bytes / 1e9;
-    out << " | ";
-    if (m.decode && roofline.bandwidth > 0) {
-      out << 100 * median * roofline.bytes / roofline.bandwidth << " %";
+    const double bytes = roofline.weights + m.kv_bytes;
+    if (m.kv_bytes > 0) {
+      out << std::setprecision(1) << median * roofline.weights / 1e9 << " | "
+          << median * bytes / 1e9 << " | ";
+    } else {
+      out << "| | ";
+    }
+    if (m.kv_bytes > 0 && roofline.bandwidth > 0) {
+      out << 100 * median * bytes / roofline.bandwidth << " %";
     }
     out << " |\n";
   }
   if (roofline.bandwidth > 0) {
     out << "\ncopy bandwidth " << std::setprecision(2) << roofline.bandwidth / 1e12 << " TB/s, "
-        << bytes_text(static_cast<int64_t>(roofline.bytes))
+        << bytes_text(static_cast<int64_t>(roofline.weights))
         << " of weights a token; page-locked memory to the GPU " << roofline.upload / 1e9
         << " GB/s\n";
   }
@@ -171,7 +178,7 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
   NIBBLE_TRY(const device::Isa isa, device::choose_isa());
   std::string place(device::isa_name(isa));
   Roofline roofline;
-  NIBBLE_TRY(roofline.bytes, weight_bytes_per_token(options.model.directory));
+  NIBBLE_TRY(roofline.weights, weight_bytes_per_token(options.model.directory));
   for (const int64_t threads : options.threads) {
     std::vector<std::unique_ptr<runtime::Engine>> engines;  // one for each of --scales
     for (const std::string& scales : options.scales) {
@@ -186,8 +193,15 @@ Result<void> run(const Options& options, std::ostream& out, std::ostream& err) {
     const auto add = [&](const std::string& test, int64_t prompt,
                          int64_t generate) -> Result<void> {
       std::vector<Measurement> list;
+      const runtime::Engine& first = *engines[0];
+      const double kv_bytes =
+          generate == 0
+              ? 0
+              : static_cast<double>(
+                    first.model().kv_geometry(first.options().activations).bytes_per_token()) *
+                    (static_cast<double>(prompt) + static_cast<double>(generate + 1) / 2);
       for (const std::string& scales : options.scales) {
-        list.push_back({test, scales, engines[0]->options().threads, generate > 0, {}});
+        list.push_back({test, scales, first.options().threads, kv_bytes, {}});
       }
       for (int i = -1; i < options.repeats; ++i) {  // -1 warms up
         for (size_t e = 0; e < engines.size(); ++e) {
