@@ -124,29 +124,39 @@ TEST_F(CudaModel, DemoGenerationIsTheSameAloneAndInABatch) {
   }
 }
 
-TEST_F(CudaModel, DemoLogitsAreNearTheCpus) {
+double mean_distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double d = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    sum += std::isnan(d) ? INFINITY : d;
+  }
+  return sum / static_cast<double>(a.size());
+}
+
+// How far BF16 activations carry logits from exact ones is mostly a matter of which experts near a
+// tie are chosen (0.056 in the mean on the CPU, and 0.048 with one rounding more); the GPU may not
+// be much further away.
+TEST_F(CudaModel, DemoLogitsAreAsNearToExactOnesAsTheCpus) {
   const std::string demo = NIBBLE_SOURCE_DIR "/models/demo";
   std::vector<int32_t> prompt;
   for (int32_t i = 0; i < 200; ++i) prompt.push_back((i * 977 + 13) % 8188);
-  LoadedModel cpu(demo, Activations::kBf16, 2);
-  ASSERT_TRUE(cpu.ok());
-  const std::vector<float> want = cpu.whole(prompt).logits;
+  LoadedModel exact(demo, Activations::kF32, 2), cpu(demo, Activations::kBf16, 2);
+  ASSERT_TRUE(exact.ok() && cpu.ok());
+  const std::vector<float> want = exact.whole(prompt).logits;
+  const double bound = 1.5 * mean_distance(cpu.whole(prompt).logits, want);
+  EXPECT_LT(bound, 0.1);
   const std::vector<float> got = loaded(demo)->whole(prompt).logits;
   const std::vector<float> csf = loaded(demo, plan::Scales::kCsf)->whole(prompt).logits;
   EXPECT_EQ(got, csf);
+  EXPECT_LE(mean_distance(got, want), bound);
   cli::CudaModel fp8 = open(demo, plan::Scales::kPlain, kernels::KvType::kFp8);
   LoadedModel with_fp8(std::move(fp8.model), std::move(fp8.report));
   const std::vector<float> coarse = with_fp8.whole(prompt).logits;
   EXPECT_EQ(coarse, with_fp8.together({prompt}, [](size_t, size_t) { return size_t{7}; })[0]);
   EXPECT_NE(coarse, got);
-  double sum = 0, coarse_sum = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    coarse_sum += std::abs(static_cast<double>(coarse[i]) - static_cast<double>(want[i]));
-    const double d = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
-    sum += std::isnan(d) ? INFINITY : d;
-  }
-  EXPECT_LE(sum / static_cast<double>(want.size()), 0.05);
-  EXPECT_LE(coarse_sum / static_cast<double>(want.size()), 0.2);
+  EXPECT_LE(mean_distance(coarse, want), 0.2);
+  RecordProperty("mean_distance", std::to_string(mean_distance(got, want)));
+  RecordProperty("mean_distance_fp8_kv", std::to_string(mean_distance(coarse, want)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Glm4Moe, CudaFixture, ::testing::ValuesIn(testing::kGlm4MoeFixtures),

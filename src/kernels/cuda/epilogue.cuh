@@ -88,8 +88,15 @@ __device__ __forceinline__ void store_activated(const StreamArgs& args,
   }
 }
 
+/// Where several experts are added, their shares are rounded to BF16 first: they are half of all
+/// bytes of a layer of many tokens and few weights.
+__device__ __forceinline__ float2 rounded_pair(float2 share) {
+  return __bfloat1622float2(__float22bfloat162_rn(share));
+}
+
 /// Second product: a lane holds two adjacent channels of each token. `slots` and `router` are the
-/// tile's slot numbers and router weights.
+/// tile's slot numbers and router weights. To the workspace's shares or, if a token has one expert
+/// alone, to y.
 template <int kRegisters>
 __device__ __forceinline__ void store_weighted(const StreamArgs& args,
                                                const float (&acc)[kRegisters], int expert,
@@ -108,10 +115,18 @@ __device__ __forceinline__ void store_weighted(const StreamArgs& args,
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int row = 8 * i + 2 * t + c;
-      if (row < rows) {
-        *reinterpret_cast<float2*>(args.work.partial + slots[row] * args.shape.hidden + channel) =
-            weighted_pair(acc[4 * i + c], acc[4 * i + 2 + c], factor, bias, router[row]);
+      if (row >= rows) continue;
+      float2 share = weighted_pair(acc[4 * i + c], acc[4 * i + 2 + c], factor, bias, router[row]);
+      const int64_t at = slots[row] * args.shape.hidden + channel;
+      if (args.y == nullptr) {
+        *reinterpret_cast<uint32_t*>(args.work.shares + at) = pack_bf16(share.x, share.y);
+        continue;
       }
+      if (args.add != nullptr) {
+        const float2 more = *reinterpret_cast<const float2*>(args.add + at);
+        share = make_float2(__fadd_rn(share.x, more.x), __fadd_rn(share.y, more.y));
+      }
+      *reinterpret_cast<float2*>(args.y + at) = share;
     }
   }
 }

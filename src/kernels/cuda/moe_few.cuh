@@ -71,8 +71,9 @@ struct FewJob {
       if (2 * t + c >= count) continue;
       const int own = lists.slots[tile][2 * t + c];
       float* share = shares + (group * args.slots + own) * kFewGroup;
-      *reinterpret_cast<float2*>(share + 2 * g) =
+      const float2 pair =
           weighted_pair(acc[c], acc[2 + c], lists.down_factor[tile], bias, lists.router[own]);
+      *reinterpret_cast<float2*>(share + 2 * g) = args.shape.top_k > 1 ? rounded_pair(pair) : pair;
     }
   }
 };

@@ -189,7 +189,7 @@ MoeWorkspace carve_workspace(const MoeShape& shape, int64_t tokens, std::byte* b
   work.row_of_slot = reinterpret_cast<int*>(take(slots * 4));
   work.x = reinterpret_cast<uint8_t*>(take(chunks(shape.hidden) * work.capacity * kRowBytes));
   work.h = reinterpret_cast<uint8_t*>(take(chunks(shape.inter) * work.capacity * kRowBytes));
-  work.partial = reinterpret_cast<float*>(take(slots * shape.hidden * 4));
+  work.shares = reinterpret_cast<uint16_t*>(take(slots * shape.hidden * 2));
   work.bytes = at;
   return work;
 }
@@ -332,9 +332,12 @@ Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const Mo
   stream_args.shape = shape;
   stream_args.work = work;
   stream_args.router_weights = args.weights;
-  const bool sums = shape.top_k > 1 || args.add != nullptr;
-  if (!sums) stream_args.work.partial = args.y;  // the only share is the result
-  int tile_tokens = INT32_MAX;                   // one list of token tiles serves all launches
+  const bool sums = shape.top_k > 1;
+  if (!sums) {  // the only share is the result
+    stream_args.add = args.add;
+    stream_args.y = args.y;
+  }
+  int tile_tokens = INT32_MAX;  // one list of token tiles serves all launches
   for (const MoeWeights& w : weights.groups) {
     for (const ExpertMatrices* m : {&w.gate_up, &w.down}) {
       NIBBLE_TRY(const StreamKernel kernel, find_kernel(*m, geometry));

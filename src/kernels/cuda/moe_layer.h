@@ -98,9 +98,10 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int64_t max_tokens);
 /// call. Layers of any shape that run one after another may share it.
 ///
 /// Numerics: weights exact (NF3: level * scale rounded to BF16 once); gate, up and down FP32 sums
-/// over K in one fixed order; the activation's result rounded to BF16; y = (sum over k, in the
-/// order of ids, of FP32(weight * down)) + add. One row's bits depend on that row alone: not on the
-/// batch, the geometry, the form of the scales or the run. No float atomics.
+/// over K in one fixed order; the activation's result rounded to BF16; y = (FP32 sum over k, in the
+/// order of ids, of weight * down, rounded to BF16 if top_k > 1) + add. One row's bits depend on
+/// that row alone: not on the batch, the geometry, the form of the scales or the run. No float
+/// atomics.
 ///
 /// Errors: kInvalidArgument (shape, null pointer, a geometry that does not take this layer),
 /// kUnsupported (format or device; gate and up of different formats have no form here at all),

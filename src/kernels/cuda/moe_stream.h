@@ -13,6 +13,8 @@ struct StreamArgs {
   MoeWeights weights;  // of the launch's group
   MoeWorkspace work;
   const float* router_weights;  // [slots]; null: 1
+  const float* add;             // of MoeArgs, with y
+  float* y;                     // with one expert a token: [tokens, hidden]; else null
   int group;                    // its tiles are those from counters[kGroupTiles + group]
   int next_item;                // index of the launch's ticket counter
   int products;

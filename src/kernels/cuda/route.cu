@@ -179,27 +179,41 @@ __global__ void __launch_bounds__(kThreads) route_gather_kernel(const RouteArgs 
   gather_row(args, slot, args.work.row_of_slot[slot], static_cast<int>(threadIdx.x) % 32, 32);
 }
 
-/// One thread sums four columns of one token.
+/// One thread sums eight columns of one token.
 __global__ void __launch_bounds__(kThreads)
-    reduce_kernel(const float* partial, const float4* add, float4* y, int64_t quads,
-                  int64_t row_quads, int top_k) {
+    reduce_kernel(const uint16_t* shares, const float4* add, float4* y, int64_t octets,
+                  int64_t row_octets, int top_k) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + static_cast<int64_t>(threadIdx.x);
   wait_for_previous_kernel();
   allow_next_kernel();
-  if (i >= quads) return;
-  const int64_t token = i / row_quads, q = i % row_quads;
-  const float4* p = reinterpret_cast<const float4*>(partial) + token * top_k * row_quads + q;
-  float4 sum = __ldcs(p);
-  auto plus = [&sum](const float4& v) {
-    sum.x = __fadd_rn(sum.x, v.x);
-    sum.y = __fadd_rn(sum.y, v.y);
-    sum.z = __fadd_rn(sum.z, v.z);
-    sum.w = __fadd_rn(sum.w, v.w);
+  if (i >= octets) return;
+  const int64_t token = i / row_octets, at = i % row_octets;
+  const uint4* share = reinterpret_cast<const uint4*>(shares) + token * top_k * row_octets + at;
+  float sum[8];
+  auto each = [&](const uint4& v, auto use) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      use(sum[2 * w], __uint_as_float(words[w] << 16));
+      use(sum[2 * w + 1], __uint_as_float(words[w] & 0xFFFF0000u));
+    }
   };
+  each(__ldcs(share), [](float& to, float v) { to = v; });
 #pragma unroll 4
-  for (int k = 1; k < top_k; ++k) plus(__ldcs(p + k * row_quads));
-  if (add != nullptr) plus(add[i]);
-  y[i] = sum;
+  for (int k = 1; k < top_k; ++k) {
+    each(__ldcs(share + k * row_octets), [](float& to, float v) { to = __fadd_rn(to, v); });
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float* s = sum + 4 * half;
+    float4 v = make_float4(s[0], s[1], s[2], s[3]);
+    if (add != nullptr) {
+      const float4 more = add[2 * i + half];
+      v = make_float4(__fadd_rn(v.x, more.x), __fadd_rn(v.y, more.y), __fadd_rn(v.z, more.z),
+                      __fadd_rn(v.w, more.w));
+    }
+    y[2 * i + half] = v;
+  }
 }
 
 }  // namespace
@@ -236,11 +250,11 @@ cudaError_t launch_route(const MoeShape& shape, const MoeGroups& weights, const 
 
 cudaError_t launch_reduce(const MoeShape& shape, const MoeArgs& args, const MoeWorkspace& work,
                           cudaStream_t stream) {
-  const int64_t row_quads = shape.hidden / 4, quads = args.tokens * row_quads;
-  const int grid = static_cast<int>((quads + kThreads - 1) / kThreads);
-  return launch_overlapped(reduce_kernel, grid, kThreads, 0, stream, work.partial,
+  const int64_t row_octets = shape.hidden / 8, octets = args.tokens * row_octets;
+  const int grid = static_cast<int>((octets + kThreads - 1) / kThreads);
+  return launch_overlapped(reduce_kernel, grid, kThreads, 0, stream, work.shares,
                            reinterpret_cast<const float4*>(args.add),
-                           reinterpret_cast<float4*>(args.y), quads, row_quads,
+                           reinterpret_cast<float4*>(args.y), octets, row_octets,
                            static_cast<int>(shape.top_k));
 }
 

@@ -11,7 +11,7 @@ namespace nibble::kernels::cuda {
 cudaError_t launch_route(const MoeShape& shape, const MoeGroups& weights, const MoeArgs& args,
                          const MoeWorkspace& work, int tile_tokens, cudaStream_t stream);
 
-/// y[token] = sum over k of partial[token, k] in the order of k, then + add[token].
+/// y[token] = FP32 sum over k of shares[token, k] in the order of k, then + add[token].
 cudaError_t launch_reduce(const MoeShape& shape, const MoeArgs& args, const MoeWorkspace& work,
                           cudaStream_t stream);
 

@@ -44,7 +44,7 @@ struct MoeWorkspace {
   int* row_of_slot = nullptr;  // [tokens * top_k]
   uint8_t* x = nullptr;        // [chunks(hidden)][capacity][128] BF16, swizzled (chunk_offset)
   uint8_t* h = nullptr;        // [chunks(inter)][capacity][128], the same
-  float* partial = nullptr;    // [tokens * top_k][hidden], router weight applied
+  uint16_t* shares = nullptr;  // [tokens * top_k][hidden] BF16, router weight applied
   int64_t bytes = 0;
 };
 
