@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kAlone ? kAloneBound : kClusterThreads, kAlone
     if (task <= heads) head.load_weight(task < heads ? args.q_norm : args.k_norm, lane);
   };
   // A CTA has arrived when it has started and its barriers are there: results may be sent to it.
-  if (warp != kCopyWarp) cluster_arrive_relaxed();
+  if (warp != kCopyWarp && !kRacecheck) cluster_arrive_relaxed();
   if (warp < kPrepareWarps) {
     load_weight(warp);
 #pragma unroll
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kAlone ? kAloneBound : kClusterThreads, kAlone
       mbarrier_init_fence();
     }
     __syncwarp();
-    cluster_arrive_relaxed();
+    if (!kRacecheck) cluster_arrive_relaxed();
     const int blocks = count_blocks(position);
     if (turn < 2 && block < blocks) {
       if (sequence != guess) page = table(sequence)[block];
@@ -187,6 +187,10 @@ __global__ void __launch_bounds__(kAlone ? kAloneBound : kClusterThreads, kAlone
           sent, static_cast<uint32_t>(cluster_fold_bytes(blocks, own_heads, kHeadDim)));
     }
     __syncwarp();
+  }
+  if (kRacecheck) {  // it does not end where warps come to this barrier in several places
+    cluster_arrive();
+    cluster_wait();
   }
   wait_for_previous_kernel();
   // Not sooner: the next product's weights would come between this kernel and its q, k and v.
@@ -296,7 +300,7 @@ __global__ void __launch_bounds__(kAlone ? kAloneBound : kClusterThreads, kAlone
                         own.exchange[half], b, sync);
     float o[2][4];
     if (in_half < Tile::kSteps) block_values<Tile>(b.p, k + Tile::kPlane, in_half, lane, o);
-    if (turn == half) cluster_wait();
+    if (turn == half && !kRacecheck) cluster_wait();
     if (in_half < Tile::kSteps) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

@@ -353,7 +353,7 @@ void check_clusters(Checks& checks, Fixture& f, const std::vector<Span>& spans,
   }
   int different = 0;
   const auto first = f.step_rows(sequences, rows, AttentionPath::kRowsByCluster);
-  for (int i = 0; i < (checks.full() ? 50 : 3); ++i) {
+  for (int i = 0; i < (checks.full() ? 50 : checks.quick() ? 1 : 3); ++i) {
     different += f.step_rows(sequences, rows, AttentionPath::kRowsByCluster) == first ? 0 : 1;
   }
   checks.expect(different == 0, cat(name, ": ", different, " repeats by cluster differ"));
@@ -384,7 +384,8 @@ void check_shape(Checks& checks, const HeadShape& shape, const std::vector<Span>
     checks.expect(other == whole, cat(name, ": ", path_name, " = auto"));
   }
   checks.expect(tried >= 2, name + ": paths tried");
-  checks.expect(f.attend_all(AttentionPath::kAuto, 100000) == whole, name + ": hint of 100000");
+  const int64_t far = checks.quick() ? 3000 : 100000;
+  checks.expect(f.attend_all(AttentionPath::kAuto, far) == whole, cat(name, ": hint of ", far));
   int different = 0;
   for (int i = 0; i < repeats; ++i) {
     different += f.attend_all(AttentionPath::kAuto) == whole ? 0 : 1;
@@ -466,7 +467,7 @@ void check_format(Checks& checks, KvFormat format) {
                                    {510, 150}, {64, 16},  {40, 33},  {1023, 1}};
   const std::vector<Span> few = {{0, 70}, {500, 20}, {600, 1}, {130, 3}};
   if (checks.quick()) {
-    const std::vector<Span> small = {{0, 18}, {600, 1}, {130, 3}};
+    const std::vector<Span> small = {{0, 5}, {530, 1}, {130, 2}};
     check_shape(checks, {4, 2, 64, format}, small, {64, false, true}, "small", 0, 1);
     return;
   }

@@ -230,8 +230,9 @@ __global__ void __launch_bounds__(G::kExperts > 2 ? kNormRouteThreads : kThreads
     if (thread == 0) {
       mbarrier_init(shared.bar, 1);
       mbarrier_init_fence();
-      mbarrier_arrive_expect(shared.bar, static_cast<uint32_t>(experts) * 4);
     }
+    if (kRacecheck) __syncthreads();  // it takes the initialization for another thread's
+    if (thread == 0) mbarrier_arrive_expect(shared.bar, static_cast<uint32_t>(experts) * 4);
   }
   // The choice is run once a launch, by one warp, while weights stream through the caches: fetching
   // its instructions then would take longer than running them. So that warp rehearses it, one round
