@@ -74,7 +74,8 @@ Result<void> check(const MoeShape& shape, const MoeGroups& weights, const MoeArg
                  cat("MoE shape: experts ", shape.experts, " (1..1024), top-k ", shape.top_k,
                      ", hidden ", shape.hidden, " (a multiple of 4), intermediate ", shape.inter));
   }
-  if (args.tokens < 1 || args.tokens * shape.top_k > (int64_t{1} << 28)) {
+  if (args.tokens < 1 || args.tokens * shape.top_k > (int64_t{1} << 28) ||
+      args.tokens * chunks(shape.hidden) > (int64_t{1} << 28)) {
     return Error(Code::kInvalidArgument, cat("MoE tokens: ", args.tokens));
   }
   const bool dense = args.ids == nullptr;
@@ -187,7 +188,9 @@ MoeWorkspace carve_workspace(const MoeShape& shape, int64_t tokens, std::byte* b
   work.done = reinterpret_cast<int*>(take(max_tiles * 4));
   work.slot_of_row = reinterpret_cast<int*>(take(work.capacity * 4));
   work.row_of_slot = reinterpret_cast<int*>(take(slots * 4));
+  work.unit_of_row = reinterpret_cast<int*>(take(work.capacity * 4));
   work.x = reinterpret_cast<uint8_t*>(take(chunks(shape.hidden) * work.capacity * kRowBytes));
+  // Tokens of x are read in whole stages: the last one's reach into h.
   work.h = reinterpret_cast<uint8_t*>(take(chunks(shape.inter) * work.capacity * kRowBytes));
   work.shares = reinterpret_cast<uint16_t*>(take(slots * shape.hidden * 2));
   work.bytes = at;
@@ -344,7 +347,8 @@ Result<void> moe_layer(const MoeShape& shape, const MoeGroups& weights, const Mo
       tile_tokens = std::min(tile_tokens, kernel.tile_tokens);
     }
   }
-  cudaError_t e = launch_route(shape, weights, args, stream_args.work, tile_tokens, stream);
+  cudaError_t e = launch_route(shape, weights, args, stream_args.work, tile_tokens,
+                               geometry == Geometry::kWide, stream);
   if (e != cudaSuccess) return cuda_error("route kernel", e);
   NIBBLE_TRY(launch_groups(weights, stream_args, geometry, gpu, stream));
   if (sums) {

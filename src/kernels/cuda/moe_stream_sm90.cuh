@@ -7,12 +7,12 @@
 // mma.sync; many: wgmma; on Hopper both round alike).
 //
 // Work items are (product, token tile, group of kGroups row blocks), all items of the first product
-// before those of the second, handed out by a counter in memory. An item of the second product
-// waits for its token tile's rows of h (work.done). Since items are taken in order by running CTAs,
-// the wait ends whatever number of CTAs is resident.
+// before those of the second; a CTA begins with the item of its own number (a trip to memory less),
+// the others are handed out in order by a counter. An item of the second product waits for its
+// token tile's rows of h (work.done), so all CTAs must run at once: as launched, they do.
 //
-// Roles in a CTA: warp 0 takes items and streams weights into the ring; it runs ahead, also over
-// the wait for h, so that weights keep coming from memory between the products. Warp 1 streams
+// Roles in a CTA: one warp takes items and streams weights into the ring; it runs ahead, also over
+// the wait for h, so that weights keep coming from memory between the products. One brings
 // activations. kGroups warpgroups multiply, one row block each.
 #pragma once
 
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(G::kThreads, G::kCtasPerSm)
     __trap();  // the swizzle needs it; true wherever no static memory comes first
   if (threadIdx.x == 0) {
     for (int i = 0; i < G::kStages; ++i) {
-      mbarrier_init(smem + G::kFull + 8 * i, 2);
+      mbarrier_init(smem + G::kFull + 8 * i, G::kFullArrivals);
       mbarrier_init(smem + G::kEmpty + 8 * i, G::kGroups * 4 * kWarpArrivals);
     }
     for (int i = 0; i < kItemSlots; ++i) {

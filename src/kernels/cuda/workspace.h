@@ -21,7 +21,8 @@ struct TokenTile {
 
 /// Places in MoeWorkspace::counters, which the route kernel sets.
 constexpr int kGroupTiles = 0;  // [kMaxGroups + 1] first tile of each group
-constexpr int kNextItem = 8;    // [2 * kMaxGroups] next work item of each launch
+constexpr int kNextItem = 8;    // [2 * kMaxGroups] items taken in each launch, but for the first
+                                // of each CTA, which is the CTA's number
 constexpr int kCounters = 16;
 
 /// The counters of Geometry::kFew. All are zero between launches.
@@ -42,8 +43,11 @@ struct MoeWorkspace {
   int* done = nullptr;         // [max_tiles] row blocks of the first product finished
   int* slot_of_row = nullptr;  // [capacity]
   int* row_of_slot = nullptr;  // [tokens * top_k]
-  uint8_t* x = nullptr;        // [chunks(hidden)][capacity][128] BF16, swizzled (chunk_offset)
-  uint8_t* h = nullptr;        // [chunks(inter)][capacity][128], the same
+  int* unit_of_row = nullptr;  // [capacity] where the token's activations begin in x, / 16 bytes
+  // BF16, columns as column_slot says. For Geometry::kWide [chunks(hidden)][capacity][128], sorted
+  // and swizzled (chunk_offset); else [tokens][chunks(hidden)][128].
+  uint8_t* x = nullptr;
+  uint8_t* h = nullptr;        // [chunks(inter)][capacity][128] sorted and swizzled
   uint16_t* shares = nullptr;  // [tokens * top_k][hidden] BF16, router weight applied
   int64_t bytes = 0;
 };
