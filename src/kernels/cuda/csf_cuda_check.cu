@@ -138,10 +138,8 @@ std::vector<uint8_t> expand_warp(FormatId f, const uint8_t* block, int warp, int
     CsfWords of_lane;
     const int in_group = static_cast<int>(chunk % kCsfChunks);
     if (f == FormatId::kNvfp4) of_lane.own = word(128 * warp + 4 * lane);
-    if (f != FormatId::kNvfp4 || in_group >= 2) {
-      of_lane.pair =
-          turn_right(word(csf_pairs_at(f) + 64 * warp + 4 * (lane / 2)), csf_turn(f, lane));
-    }
+    of_lane.pair =
+        turn_right(word(csf_pairs_at(f) + 64 * warp + 4 * (lane / 2)), csf_turn(f, lane));
     const uint32_t codes = csf_codes(f, of_lane, in_group) >> csf_shift(f);
     for (int high = 0; high < 2; ++high) {
       const uint32_t base = rows.bases[lane / 4] >> 8 * high & 0xFF;
@@ -206,7 +204,7 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
     const int warp = static_cast<int>(i % 4);
     const uint8_t* packed_block = host_packed.data() + block * block_bytes;
     CsfWarpRows r;
-    std::memcpy(&r, packed_block + static_cast<size_t>(warp) * sizeof(r), sizeof(r));
+    std::memcpy(&r, packed_block + kCsfRowsAt + static_cast<size_t>(warp) * sizeof(r), sizeof(r));
     odd = odd && (r.odd != 0) == has_odd_base(f, r);
     uint32_t next = r.first;
     const uint32_t end = r.first + r.count;
@@ -215,7 +213,7 @@ void check_index(Checks& checks, FormatId f, Product product, int64_t experts, i
       continue;
     }
     for (int64_t chunk = 0; chunk < chunk_count; ++chunk) {
-      const uint8_t* tile = packed_block + tile_at(f, ScaleForm::kCsf, chunk_count, chunk);
+      const uint8_t* tile = packed_block + tile_at(f, ScaleForm::kCsf, chunk);
       const auto plain = expand_warp(f, packed_block, warp, chunk, r);
       for (int at = 0; at < 16 * groups; ++at) {
         const int pair = at / 2 / groups, group = at / 2 % groups, high = at % 2;

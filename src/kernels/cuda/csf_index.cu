@@ -27,7 +27,7 @@ struct TileForm {
   static constexpr FormatId kFormat = kind == CsfKind::kNvfp4 ? FormatId::kNvfp4 : FormatId::kMxfp4;
   static constexpr int kGroups = kTileCols / group_cols(kFormat);  // scale columns of a chunk
   static constexpr uint32_t kCode = (1u << csf_bits(kFormat)) - 1;
-  static constexpr int kWords = csf_group_bytes(kFormat, kCsfChunks) / 4;  // of a group
+  static constexpr int kWords = csf_group_bytes(kFormat) / 4;  // of a group
   static constexpr int kAtOnce = kThreads / kWords;  // groups whose words are stored together
   /// A scale's value as the kernels see it, and its distance from the row's base.
   static __device__ __forceinline__ uint32_t value(uint32_t scale) {
@@ -288,7 +288,6 @@ __device__ __forceinline__ void store_words(const IndexRows& r, const BlockRows&
     if (kind == CsfKind::kNvfp4 && !of_pair) {
       value = words_of(lanes[0]).own;
     } else {
-      if (kind == CsfKind::kNvfp4 && chunk_count - chunk <= 2) continue;  // not stored
       value = words_of(lanes[0]).pair;
       if constexpr (kind == CsfKind::kNvfp4) {
         value |= turn_right(words_of(lanes[1]).pair, 32 - csf_turn(Form::kFormat, 1));
@@ -316,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
   __syncthreads();
   // What was loaded about the rows arrives while the codes are fetched.
   expand_codes<kind>(r, b, cells, 0, min(kSegment, r.chunk_count), thread);
-  auto* rows = reinterpret_cast<CsfWarpRows*>(packed_block);
+  auto* rows = reinterpret_cast<CsfWarpRows*>(packed_block + kCsfRowsAt);
   share_rows<kind>(b, rows, facts, thread);
   __syncthreads();
   if (thread < 4) place_warps(b, thread);  // read behind the next barrier but one
@@ -346,9 +345,8 @@ __global__ void __launch_bounds__(kThreads, 8) index_kernel(const __grid_constan
           static_cast<uint8_t>((coded ? distance : 0) - b.shift[row]);
       if (coded) return;
       if (kind == CsfKind::kNvfp4 && Form::value(word >> 24) == 0) {
-        clear_weights(
-            packed_block + tile_at(r.args.format, ScaleForm::kCsf, r.chunk_count, first + chunk),
-            pair, in_row % Form::kGroups, high);
+        clear_weights(packed_block + tile_at(r.args.format, ScaleForm::kCsf, first + chunk), pair,
+                      in_row % Form::kGroups, high);
       } else {
         atomicOr(&b.left[chunk * 8 + pair / 4], 1u << mask_bit(in_row));
       }

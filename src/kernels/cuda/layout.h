@@ -62,17 +62,17 @@ struct alignas(16) CsfWarpRows {
   uint32_t unused;
 };
 constexpr int kCsfRowsBytes = 4 * sizeof(CsfWarpRows);
+/// Bytes before a row block's first group, of which they are the last: so groups and codes begin at
+/// multiples of 256 bytes.
+constexpr int kCsfLead = 256, kCsfRowsAt = kCsfLead - kCsfRowsBytes;
 /// Compressed scales of four chunks of a row block ("group"; the last may have fewer) lie together,
 /// before the chunks' codes: words of codes of csf_bits each, where a lane finds its scales of the
 /// low and the high row by fixed shifts, in the halves of a word.
-///   NVFP4: a word for each lane, [warp][lane], and, with more than two chunks, one for two lanes,
-///          [warp][lane / 2].
+///   NVFP4: a word for each lane, [warp][lane], and one for two lanes, [warp][lane / 2].
 ///   MX:    one for two lanes, who share their scales.
 constexpr int kCsfChunks = 4;
 NIBBLE_HD constexpr int csf_bits(FormatId f) { return f == FormatId::kNvfp4 ? 6 : 4; }
-NIBBLE_HD constexpr int csf_group_bytes(FormatId f, int64_t chunks) {
-  return f != FormatId::kNvfp4 ? 256 : chunks <= 2 ? 512 : 768;
-}
+NIBBLE_HD constexpr int csf_group_bytes(FormatId f) { return f == FormatId::kNvfp4 ? 768 : 256; }
 /// Where the words for two lanes begin.
 NIBBLE_HD constexpr int csf_pairs_at(FormatId f) { return f == FormatId::kNvfp4 ? 512 : 0; }
 /// Place of a scale byte in the halves of a word: where its expansion (dequant.cuh) wants it.
@@ -131,21 +131,17 @@ NIBBLE_HD constexpr int64_t chunks(int64_t cols) { return (cols + kTileCols - 1)
 
 /// Where a row block's group of compressed scales begins that has chunk `chunk`'s.
 NIBBLE_HD constexpr int64_t csf_group_at(FormatId f, int64_t chunk) {
-  return kCsfRowsBytes +
-         chunk / kCsfChunks *
-             (csf_group_bytes(f, kCsfChunks) + kCsfChunks * int64_t{tile_code_bytes(f)});
+  return kCsfLead +
+         chunk / kCsfChunks * (csf_group_bytes(f) + kCsfChunks * int64_t{tile_code_bytes(f)});
 }
-/// Where the codes of chunk `chunk` begin in a row block of `chunk_count`.
-NIBBLE_HD constexpr int64_t tile_at(FormatId f, ScaleForm form, int64_t chunk_count,
-                                    int64_t chunk) {
+/// Where the codes of chunk `chunk` begin in a row block.
+NIBBLE_HD constexpr int64_t tile_at(FormatId f, ScaleForm form, int64_t chunk) {
   if (form == ScaleForm::kPlain) return chunk * tile_bytes(f);
-  return csf_group_at(f, chunk) +
-         csf_group_bytes(f, chunk_count - chunk / kCsfChunks * kCsfChunks) +
-         chunk % kCsfChunks * tile_code_bytes(f);
+  return csf_group_at(f, chunk) + csf_group_bytes(f) + chunk % kCsfChunks * tile_code_bytes(f);
 }
 NIBBLE_HD constexpr int64_t row_block_bytes(FormatId f, ScaleForm form, int64_t chunk_count) {
   if (form == ScaleForm::kPlain) return chunk_count * tile_bytes(f);
-  return tile_at(f, form, chunk_count, chunk_count - 1) + tile_code_bytes(f);
+  return tile_at(f, form, chunk_count - 1) + tile_code_bytes(f);
 }
 
 enum class Product : uint8_t { kGateUp, kDown };

@@ -24,7 +24,7 @@ struct FewPiece {
   static constexpr int kScaleUnits = kCsf       ? 0
                                      : kRescale ? 1
                                                 : (tile_bytes(format) - kCodes) / 64;  // of a chunk
-  static constexpr int kGroupUnits = kCsf ? csf_group_bytes(format, kCsfChunks) / 64 : 0;
+  static constexpr int kGroupUnits = kCsf ? csf_group_bytes(format) / 64 : 0;
   static constexpr int kStageChunks = (deep || kCsf) && kCodeUnits <= 32 ? 4 : 2;
   static constexpr int kScalesAt = kStageChunks * kCodeUnits * 16;  // in a place of the ring
   static constexpr int kRowsAt = kScalesAt + (kStageChunks * kScaleUnits + kGroupUnits) * 16;
@@ -56,22 +56,15 @@ struct FewPiece {
     if constexpr (kCsf) {
       constexpr int kOwn = csf_pairs_at(format) / 64, kPairs = kGroupUnits - kOwn;
       constexpr int kRows = kCsfUnits - kGroupUnits;
-      return unit < kOwn ? kCsfRowsBytes + (quarter * kOwn + unit) * 16
+      return unit < kOwn ? kCsfLead + (quarter * kOwn + unit) * 16
              : unit < kGroupUnits
-                 ? kCsfRowsBytes + csf_pairs_at(format) + (quarter * kPairs + unit - kOwn) * 16
-                 : (quarter * kRows + unit - kGroupUnits) * 16;
+                 ? kCsfLead + csf_pairs_at(format) + (quarter * kPairs + unit - kOwn) * 16
+                 : kCsfRowsAt + (quarter * kRows + unit - kGroupUnits) * 16;
     } else {
       const int chunk = unit / kScaleUnits, u = unit % kScaleUnits;
       const int tile = chunk * kStride + kCodes;
       return tile + (kRescale ? u : quarter * kScaleUnits + u) * 16;
     }
-  }
-  /// Compressed scales: with no more chunks left of `count`, there is no unit `unit`. NVFP4's words
-  /// for two lanes are of the third and fourth chunk; rows come with the first stage.
-  static __device__ __forceinline__ int fewest_chunks(int unit, int count) {
-    return unit >= kGroupUnits                                               ? count - 1
-           : format == FormatId::kNvfp4 && unit >= csf_pairs_at(format) / 64 ? 2
-                                                                             : 0;
   }
 };
 
@@ -88,8 +81,8 @@ struct FewStream {
   // Of the next stage: its first tile, and the lane's first unit of codes and unit of scales.
   const uint8_t *source = nullptr, *codes = nullptr, *scales = nullptr;
   int quarter = 0, task = 0, left = 0, place = 0;
-  bool group_starts = true;  // compressed scales: with the next stage,
-  int fewest = 0;            // if more chunks than this are left, for the lane's unit
+  bool group_starts = true;  // compressed scales: with the next stage
+  int units = 0;             // of them, that come with it
   bool holds = false;        // other warps wait until the first product's copies are all queued
 
   __device__ __forceinline__ FewStream(const FewArgs& a, const SlotTiles& s, const WarpTasks& t,
@@ -111,8 +104,8 @@ struct FewStream {
     }
     if constexpr (P::kCsf) {
       group_starts = true;
-      fewest = P::fewest_chunks(lane, left);
-      source += kCsfRowsBytes + csf_group_bytes(P::kFormat, left);
+      units = P::kCsfUnits;
+      source += kCsfLead + csf_group_bytes(P::kFormat);
     }
     codes = source + P::code_offset(quarter, lane);
   }
@@ -143,24 +136,19 @@ struct FewStream {
       }
     }
     if constexpr (P::kCsf) {
-      if (group_starts && lane < P::kCsfUnits) {
-        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales,
-                        left > fewest ? 16 : 0, policy);
+      if (group_starts && lane < units) {  // behind the last task: as they are
+        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales, 16, policy);
       }
     }
     commit_copies();
     left -= P::kStageChunks;
     int step = P::kStageChunks * P::kStride;
     if constexpr (P::kCsf) {
+      units = left > 0 ? P::kGroupUnits : 0;  // rows come with the first stage alone
       if constexpr (P::kStageChunks < kCsfChunks) group_starts = !group_starts;
-      scales += step;
-      if (group_starts) {
-        scales += csf_group_bytes(P::kFormat, kCsfChunks);
-        step += csf_group_bytes(P::kFormat, left);  // of the next group
-      }
-    } else {
-      scales += step;
+      if (group_starts) step += csf_group_bytes(P::kFormat);
     }
+    scales += step;
     source += step;
     codes += step;
     place = place + 1 == P::kPlaces ? 0 : place + 1;

@@ -35,7 +35,7 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
   RowScales<G> rows;
   if constexpr (G::kCsf) {
     ring.wait_full();
-    rows.start(args, down, ring.tile(group, 0), chunk_count, warp, lane);
+    rows.start(args, down, ring.tile(group, 0), warp, lane);
   }
   if constexpr (G::kWarpMma) {
     multiply_by_warps<G, kTokens>(acc, ring, rows, table, group, chunk_count, warp, lane);

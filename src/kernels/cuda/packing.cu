@@ -91,7 +91,7 @@ __device__ TilePlace tile_place(const PackArgs& args) {
   place.block = i / columns % blocks;
   place.expert = i / columns / blocks;
   place.tile = args.packed + i / columns * row_block_bytes(args.format, args.scale_form, columns) +
-               tile_at(args.format, args.scale_form, columns, place.chunk);
+               tile_at(args.format, args.scale_form, place.chunk);
   return place;
 }
 

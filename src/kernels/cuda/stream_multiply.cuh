@@ -37,7 +37,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
     if (sub == 0) ring.wait_full();
     TileWeights<G> weights;
     const uint8_t* tile = ring.tile(group, sub);
-    if (G::kCsf && in_group == 0) rows.load_group(tile, chunk_count - chunk, warp, lane);
+    if (G::kCsf && in_group == 0) rows.load_group(tile, warp, lane);
     weights.load(tile, rows, in_group, table, warp, lane);
     const TileFragment<G::kFormat>& fragment = weights.fragment;
     const uint64_t b =
@@ -156,7 +156,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
     const int chunk = stage * kChunks + sub;
     const int in_group = kChunks == kCsfChunks ? sub : chunk % kCsfChunks;
     const uint8_t* tile = ring.tile(group, sub);
-    if (G::kCsf && in_group == 0) rows.load_group(tile, chunk_count - chunk, warp, lane);
+    if (G::kCsf && in_group == 0) rows.load_group(tile, warp, lane);
     operands.load(tile, ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes),
                   rows, in_group, table, warp, lane);
   };

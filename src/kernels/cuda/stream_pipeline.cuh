@@ -40,7 +40,7 @@ struct StreamGeometry {
   static constexpr int kFullArrivals = 1 + (kGathers ? 32 : 1);  // weights', activations'
   static constexpr int kTileBytes = kCsf ? tile_code_bytes(format) : tile_bytes(format);
   // Compressed scales come before their group's first chunk, their rows before all.
-  static constexpr int kScaleBytes = kCsf ? kCsfRowsBytes + csf_group_bytes(format, kCsfChunks) : 0;
+  static constexpr int kScaleBytes = kCsf ? kCsfRowsBytes + csf_group_bytes(format) : 0;
   static constexpr int kBlockBytes = kScaleBytes + stage_chunks * kTileBytes;  // of a row block
   static constexpr int kXBytes = stage_chunks * tile_tokens * kRowBytes;
   static constexpr int kWBytes = kGroups * kBlockBytes;
@@ -173,13 +173,12 @@ __device__ void produce_weights(const StreamArgs& args, int lane) {
         item.first_block;
     const uint8_t* source =
         reinterpret_cast<const uint8_t*>((down ? args.weights.down : args.weights.gate_up).tiles) +
-        (first_block + lane) * block_bytes;
+        (first_block + lane) * block_bytes + (G::kCsf ? kCsfRowsAt : 0);
     for (int chunk = 0; chunk < item.chunk_count; chunk += G::kStageChunks) {
       const int left = item.chunk_count - chunk;
-      const int scale_bytes =
-          G::kCsf && chunk % kCsfChunks == 0
-              ? csf_group_bytes(G::kFormat, left) + (chunk == 0 ? kCsfRowsBytes : 0)
-              : 0;
+      const int scale_bytes = G::kCsf && chunk % kCsfChunks == 0
+                                  ? csf_group_bytes(G::kFormat) + (chunk == 0 ? kCsfRowsBytes : 0)
+                                  : 0;
       const auto bytes =
           static_cast<uint32_t>(scale_bytes + min(G::kStageChunks, left) * G::kTileBytes);
       mbarrier_wait(ring.empty(), ring.phase ^ 1);

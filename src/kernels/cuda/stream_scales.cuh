@@ -105,16 +105,15 @@ struct RowScales : LaneScales<G::kFormat> {
 
   /// `end`: where the first of the row block's groups ends, which its rows come before.
   __device__ __forceinline__ void start(const StreamArgs& args, bool down, const uint8_t* end,
-                                        int chunk_count, int warp, int lane) {
+                                        int warp, int lane) {
     exceptions = (down ? args.weights.down : args.weights.gate_up).exceptions;
-    const uint8_t* rows = end - csf_group_bytes(G::kFormat, chunk_count) - kCsfRowsBytes;
+    const uint8_t* rows = end - csf_group_bytes(G::kFormat) - kCsfRowsBytes;
     LaneScales<G::kFormat>::start(reinterpret_cast<const CsfWarpRows*>(rows)[warp], lane);
   }
-  /// The words of a group of `chunks` or more chunks that ends at `end`.
-  __device__ __forceinline__ void load_group(const uint8_t* end, int chunks, int warp, int lane) {
-    const uint8_t* group = end - csf_group_bytes(G::kFormat, chunks);
-    const uint8_t* pairs = end - csf_group_bytes(G::kFormat, kCsfChunks) + csf_pairs_at(G::kFormat);
-    this->load(group + 128 * warp, pairs + 64 * warp, lane);
+  /// The words of the group that ends at `end`.
+  __device__ __forceinline__ void load_group(const uint8_t* end, int warp, int lane) {
+    const uint8_t* group = end - csf_group_bytes(G::kFormat);
+    this->load(group + 128 * warp, group + csf_pairs_at(G::kFormat) + 64 * warp, lane);
   }
 };
 
