@@ -139,7 +139,11 @@ __device__ void place_slots(const RouteArgs& args) {
   __syncthreads();
   wait_for_previous_kernel();
   const int4 first = experts_of(args, first_slot());
-  for_each_slot(args, first, [&](int, int e) { atomicAdd(&count[e], 1); });
+  if (args.ids != nullptr) {
+    for_each_slot(args, first, [&](int, int e) { atomicAdd(&count[e], 1); });
+  } else if (blockIdx.x == 0 && tid == 0) {
+    count[0] = args.slots;
+  }
   __syncthreads();
   const int* total = count;
 #if defined(NIBBLE_HAS_BULK_COPY)
