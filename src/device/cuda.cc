@@ -131,13 +131,24 @@ Result<double> cuda_copy_bandwidth() {
   size_t free = 0, total = 0;
   const cudaError_t error = cudaMemGetInfo(&free, &total);
   if (error != cudaSuccess) return cuda_error(Code::kDeviceLost, "free memory", error);
-  const int64_t bytes = std::min(kMostBytes, static_cast<int64_t>(free) / 3);
-  NIBBLE_TRY(const Memory from, cuda_memory(bytes));
-  NIBBLE_TRY(const Memory to, cuda_memory(bytes));
-  NIBBLE_TRY(fill_random(from.data(), bytes));
-  NIBBLE_TRY(const double speed,
-             copy_speed(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice));
-  return 2 * speed;
+  // Where two blocks lie may make a tenth of the speed (3.85 to 4.29 TB/s seen on one H200 with 4
+  // GiB): the best of all pairs of four.
+  std::array<Memory, 4> blocks;
+  const int64_t bytes =
+      std::min(kMostBytes, static_cast<int64_t>(free) / static_cast<int64_t>(blocks.size() + 1));
+  for (Memory& block : blocks) {
+    NIBBLE_TRY(block, cuda_memory(bytes));
+    NIBBLE_TRY(fill_random(block.data(), bytes));
+  }
+  double best = 0;
+  for (size_t to = 0; to < blocks.size(); ++to) {
+    for (size_t from = 0; from < to; ++from) {
+      NIBBLE_TRY(const double speed, copy_speed(blocks[to].data(), blocks[from].data(), bytes,
+                                                cudaMemcpyDeviceToDevice));
+      best = std::max(best, speed);
+    }
+  }
+  return 2 * best;
 }
 
 Result<double> cuda_upload_bandwidth() {

@@ -32,8 +32,8 @@ Result<Memory> cuda_memory(int64_t bytes);
 Result<Memory> cuda_pinned(int64_t bytes);
 
 /// Bytes a second that copying device memory moves, read and written, on this thread's current
-/// device: the median of several copies of 4 GiB, or less where memory is short. What "share of the
-/// bandwidth" means everywhere.
+/// device: of copies of 4 GiB, or less where memory is short, between the best two of four places.
+/// What "share of the bandwidth" means everywhere.
 Result<double> cuda_copy_bandwidth();
 /// Bytes a second from page-locked host memory to this thread's current device, of large copies.
 Result<double> cuda_upload_bandwidth();
