@@ -45,11 +45,14 @@ class EngineImpl final : public Engine {
   void wait(RequestId id) override;
 
  private:
-  /// A sequence whose next token is due; its logits are row `logit_row` of the step's output.
+  /// An item of a computed step whose request has not ended since it was begun.
   struct Pick {
-    Active* active = nullptr;  // null: the request has ended since
-    int64_t logit_row = 0;
-    Sampled sampled;
+    const BatchItem* item = nullptr;
+    Active* active = nullptr;
+    int64_t logit_row = 0;  // first of its rows in the step's output
+    Sampled sampled;        // if it samples
+
+    size_t last_row() const { return static_cast<size_t>(logit_row + item->logit_rows - 1); }
   };
   using Batch = std::vector<BatchItem>;
 
@@ -66,9 +69,9 @@ class EngineImpl final : public Engine {
   bool model_draws(const Request& request) const;
   void fill_sampling(const Batch& batch);
   void pick_tokens(const Batch& batch, const model::Draws* draws);
-  void report(const Batch& batch);
-  void report_prompt(const BatchItem& item, const Active& active, int64_t logit_row);
-  void report_token(const BatchItem& item, Active& active, const Sampled& sampled);
+  void report();
+  void report_prompt(const Pick& pick);
+  void report_token(const Pick& pick);
   void finish(RequestId id, FinishReason reason, const std::string& error);
   void publish_locked();
 
@@ -303,7 +306,7 @@ void EngineImpl::take(const Batch& batch, const model::Draws* draws) {
     std::lock_guard lock(mutex_);
     publish_locked();
   }
-  report(batch);
+  report();
 }
 
 /// The device is lost: nobody's pages can be trusted. Later requests meet the same error.
@@ -378,34 +381,33 @@ void EngineImpl::pick_tokens(const Batch& batch, const model::Draws* draws) {
   picks_.clear();
   int64_t logit_row = 0;
   for (const BatchItem& item : batch) {
+    if (const auto found = active_.find(item.id); found != active_.end()) {
+      Active& active = *found->second;
+      picks_.push_back({.item = &item, .active = &active, .logit_row = logit_row, .sampled = {}});
+      const auto prompt = static_cast<int64_t>(active.request.prompt.size());
+      if (item.position_begin < prompt) prompt_tokens_ += item.rows;
+    }
     logit_row += item.logit_rows;
-    const auto found = active_.find(item.id);
-    Active* const active = found == active_.end() ? nullptr : found->second.get();
-    if (item.samples) {
-      picks_.push_back({.active = active, .logit_row = logit_row - 1, .sampled = {}});
-    }
-    if (active != nullptr &&
-        item.position_begin < static_cast<int64_t>(active->request.prompt.size())) {
-      prompt_tokens_ += item.rows;
-    }
   }
   if (draws != nullptr) {
     for (Pick& pick : picks_) {
-      const auto row = static_cast<size_t>(pick.logit_row);
+      if (!pick.item->samples) continue;
+      const size_t row = pick.last_row();
       pick.sampled = {.token = draws->tokens[row], .logprob = draws->logprobs[row]};
     }
   } else {
     pool_.parallel_for(static_cast<int64_t>(picks_.size()), [&](int64_t task, int worker) {
       Pick& pick = picks_[static_cast<size_t>(task)];
+      if (!pick.item->samples) return;
       const Active& active = *pick.active;
-      pick.sampled = sample(logits_row(pick.logit_row), active.request.prompt, active.output,
-                            active.request.sampling, active.output.size(),
-                            scratch_[static_cast<size_t>(worker)]);
+      pick.sampled = sample(logits_row(static_cast<int64_t>(pick.last_row())),
+                            active.request.prompt, active.output, active.request.sampling,
+                            active.output.size(), scratch_[static_cast<size_t>(worker)]);
     });
   }
   for (const Pick& pick : picks_) {
     const int32_t token = pick.sampled.token;
-    if (pick.active != nullptr && token >= 0 && !is_stop(pick.active->request, token)) {
+    if (pick.item->samples && token >= 0 && !is_stop(pick.active->request, token)) {
       ++generated_tokens_;
     }
   }
@@ -413,37 +415,34 @@ void EngineImpl::pick_tokens(const Batch& batch, const model::Draws* draws) {
 }
 
 /// Calls back, sequence by sequence in the batch's order.
-void EngineImpl::report(const Batch& batch) {
-  int64_t logit_row = 0;
-  auto pick = picks_.cbegin();
-  for (const BatchItem& item : batch) {
-    const int64_t first_row = logit_row;
-    logit_row += item.logit_rows;
-    const Sampled* sampled = item.samples ? &(pick++)->sampled : nullptr;
-    const auto found = active_.find(item.id);
-    if (found == active_.end()) continue;  // it has ended since the step was begun
-    Active& active = *found->second;
-    const Request& request = active.request;
+void EngineImpl::report() {
+  for (const Pick& pick : picks_) {
+    const BatchItem& item = *pick.item;
+    const Request& request = pick.active->request;
     if (request.callbacks.on_prompt_logits &&
         item.position_begin < static_cast<int64_t>(request.prompt.size())) {
-      report_prompt(item, active, first_row);
+      report_prompt(pick);
     }
-    if (sampled != nullptr) {
-      report_token(item, active, *sampled);
+    if (item.samples) {
+      report_token(pick);
     } else if (item.ends_prompt) {
       finish(item.id, FinishReason::kLength, "");
     }
   }
 }
 
-void EngineImpl::report_prompt(const BatchItem& item, const Active& active, int64_t logit_row) {
-  for (int64_t i = 0; i < item.rows; ++i) {
-    active.request.callbacks.on_prompt_logits(item.position_begin + i, logits_row(logit_row + i),
-                                              row_of(hidden_, hidden_size_, logit_row + i));
+void EngineImpl::report_prompt(const Pick& pick) {
+  for (int64_t i = 0; i < pick.item->rows; ++i) {
+    const int64_t row = pick.logit_row + i;
+    pick.active->request.callbacks.on_prompt_logits(pick.item->position_begin + i, logits_row(row),
+                                                    row_of(hidden_, hidden_size_, row));
   }
 }
 
-void EngineImpl::report_token(const BatchItem& item, Active& active, const Sampled& sampled) {
+void EngineImpl::report_token(const Pick& pick) {
+  const BatchItem& item = *pick.item;
+  const Sampled& sampled = pick.sampled;
+  Active& active = *pick.active;
   const Request& request = active.request;
   if (sampled.token < 0) {
     finish(item.id, FinishReason::kError,
