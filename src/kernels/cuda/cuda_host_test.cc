@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/divisor.h"
+#include "kernels/cuda/linear.h"
 #include "kernels/cuda/moe_layer.h"
 #include "kernels/cuda/router.h"
 
@@ -98,6 +99,28 @@ TEST(NormRoute, TakesTwoKernelsWhereItsWeightsDoNotFit) {
     }
   }
   EXPECT_GT(norm_route_bytes(FormatId::kBf16, 4096, 512), kRtx5090.shared_bytes);
+}
+
+// Products number the pieces of their activations in 32 bits.
+TEST(Limits, MoreActivationsThanCanBeNumberedAreRefused) {
+  std::byte packed{};
+  float y{};
+  const LinearWeight weight{.format = FormatId::kBf16, .out = 64, .cols = 2048, .packed = &packed};
+  const LinearArgs rows{.x = &packed, .rows = int64_t{1} << 24, .y = &y};
+  const Result<void> linears = linear(weight, rows, nullptr, nullptr);
+  ASSERT_FALSE(linears);
+  EXPECT_EQ(linears.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(linears.error().message(), HasSubstr("rows times columns at most 17179869184"));
+
+  const MoeWeights experts = [] {
+    MoeWeights w = weights(FormatId::kNvfp4, FormatId::kNvfp4);
+    w.experts = 128;
+    return w;
+  }();
+  const Result<void> layer = moe_layer(shape(2048, 768, 8), {{&experts, 1}, nullptr},
+                                       {.tokens = (int64_t{1} << 20) + 1}, nullptr, nullptr);
+  ASSERT_FALSE(layer);
+  EXPECT_THAT(layer.error().message(), HasSubstr("MoE tokens: 1048577"));
 }
 
 TEST(CsfGroup, EveryCodeComesBackFromItsPlace) {

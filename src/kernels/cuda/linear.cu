@@ -18,6 +18,7 @@ constexpr int64_t kAutoHeldRows = 8;  // it multiplies 8 rows at a time
 
 constexpr int64_t kMaxSegments = 208;  // the few-row kernel's sums of 8 tokens fill shared memory
 constexpr int64_t kMaxCount = int64_t{1} << 24;
+constexpr int64_t kMaxStaged = int64_t{1} << 28;  // chunks of rows: 32 bits number their units
 
 bool launchers_of(FormatId format, LinearLaunchers& found) {
   switch (format) {
@@ -45,6 +46,8 @@ Error cuda_error(const char* what, cudaError_t error) {
   return Error(Code::kInternal, cat(what, ": ", cudaGetErrorString(error)));
 }
 
+int64_t padded_rows(int64_t rows) { return (rows + 7) / 8 * 8; }
+
 Result<void> check(const LinearWeight& w, const LinearArgs& a, int64_t x_stride) {
   if (w.out < 1 || w.cols < 1 || w.out > kMaxCount || w.cols % column_step(w.format) != 0 ||
       chunks(w.cols) > kMaxSegments * kLinearSegmentChunks) {
@@ -53,18 +56,18 @@ Result<void> check(const LinearWeight& w, const LinearArgs& a, int64_t x_stride)
                      ", columns a multiple of ", column_step(w.format), " up to ",
                      kMaxSegments * kLinearSegmentChunks * kTileCols));
   }
-  if (a.rows < 1 || a.rows > kMaxCount || x_stride < w.cols || x_stride % 8 != 0) {
+  if (a.rows < 1 || a.rows > kMaxCount || padded_rows(a.rows) * chunks(w.cols) > kMaxStaged ||
+      x_stride < w.cols || x_stride % 8 != 0) {
     return Error(Code::kInvalidArgument,
                  cat("linear layer: ", a.rows, " rows with a stride of ", x_stride, " for ", w.cols,
-                     " columns; strides must be multiples of 8"));
+                     " columns; strides must be multiples of 8, rows times columns at most ",
+                     kMaxStaged * kTileCols));
   }
   if (w.packed == nullptr || a.x == nullptr || a.y == nullptr) {
     return Error(Code::kInvalidArgument, "linear layer: a required pointer is null");
   }
   return {};
 }
-
-int64_t padded_rows(int64_t rows) { return (rows + 7) / 8 * 8; }
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 // the previous kernel; one streams x, which a small kernel before has put into swizzled chunks.
 #pragma once
 
+#include "kernels/cuda/deal_columns.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_tile.cuh"
 #include "kernels/cuda/stage_ring.cuh"
@@ -37,25 +38,16 @@ struct ManyGeometry {
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads)
     linear_stage_kernel(const __grid_constant__ LinearKernelArgs args) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + static_cast<int64_t>(threadIdx.x);
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int64_t units = static_cast<int64_t>(args.chunk_count) * 8;
-  const int64_t row = i / units, u = i % units, chunk = u / 8;
-  const int unit = static_cast<int>(u % 8);
+  const auto units = static_cast<uint32_t>(args.chunk_count) * 8;
+  const uint32_t row = i / units, at = i - row * units;
   if (row >= args.capacity) return;
-  uint32_t pair[4];
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    const int64_t column = chunk * kTileCols + slot_column(unit * 8 + 2 * t);
-    pair[t] = row < args.rows && column < args.cols
-                  ? *reinterpret_cast<const uint32_t*>(args.x + (row * args.x_stride + column) * 2)
-                  : 0;
-  }
-  const int64_t offset =
-      (chunk * args.capacity + row) * kRowBytes + 16 * (unit ^ static_cast<int>(row & 7));
-  *reinterpret_cast<uint4*>(args.staged_x + offset) =
-      make_uint4(pair[0], pair[1], pair[2], pair[3]);
+  const uint8_t* from = args.x + row * args.x_stride * 2;
+  const int cols = row < static_cast<uint32_t>(args.rows) ? args.cols : 0;
+  const int64_t offset = (at / 8 * args.capacity + row) * kRowBytes + 16 * (at % 8 ^ row % 8);
+  *reinterpret_cast<uint4*>(args.staged_x + offset) = dealt_unit(from, cols, at);
 }
 
 #if defined(NIBBLE_HAS_WGMMA)

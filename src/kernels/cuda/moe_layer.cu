@@ -74,8 +74,8 @@ Result<void> check(const MoeShape& shape, const MoeGroups& weights, const MoeArg
                  cat("MoE shape: experts ", shape.experts, " (1..1024), top-k ", shape.top_k,
                      ", hidden ", shape.hidden, " (a multiple of 4), intermediate ", shape.inter));
   }
-  if (args.tokens < 1 || args.tokens * shape.top_k > (int64_t{1} << 28) ||
-      args.tokens * chunks(shape.hidden) > (int64_t{1} << 28)) {
+  // So that 32 bits number the slots, and all their columns in fours (RowTarget).
+  if (args.tokens < 1 || args.tokens * shape.top_k * chunks(shape.hidden) > (int64_t{1} << 28)) {
     return Error(Code::kInvalidArgument, cat("MoE tokens: ", args.tokens));
   }
   const bool dense = args.ids == nullptr;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/deal_columns.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/route.h"
 
@@ -182,27 +183,9 @@ __device__ void place_slots(const RouteArgs& args) {
 #endif
 }
 
-/// The pairs of columns of 16-byte unit u of a chunk are every eighth of the chunk's, from u on.
-constexpr bool units_take_every_eighth_pair() {
-  for (int u = 0; u < 8; ++u) {
-    for (int i = 0; i < 8; ++i) {
-      if (slot_column(8 * u + i) != 2 * (8 * (i / 2) + u) + i % 2) return false;
-    }
-  }
-  return true;
-}
-static_assert(units_take_every_eighth_pair());
-
-/// 16 bytes of a token in the products' column order, zeros behind its columns: unit `at` of row
-/// `row`.
-__device__ __forceinline__ uint4 dealt_unit(const RouteArgs& args, uint32_t row, uint32_t at) {
-  const int column = static_cast<int>(at / 8 * kTileCols + at % 8 * 2);
-  const auto* from = reinterpret_cast<const uint32_t*>(
-      args.x + (static_cast<int64_t>(row) * args.hidden + column) * 2);
-  uint32_t pair[4];
-#pragma unroll
-  for (int t = 0; t < 4; ++t) pair[t] = column + 16 * t < args.hidden ? from[8 * t] : 0;
-  return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+/// Unit `at` of token `token`.
+__device__ __forceinline__ uint4 token_unit(const RouteArgs& args, uint32_t token, uint32_t at) {
+  return dealt_unit(args.x + int64_t{2} * token * args.hidden, args.hidden, at);
 }
 
 /// x to work.x, row by row.
@@ -218,7 +201,7 @@ __device__ void deal_columns(const RouteArgs& args) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const uint32_t unit = base + static_cast<uint32_t>(i) * all, row = unit / row_units;
-      if (unit < total) v[i] = dealt_unit(args, row, unit - row * row_units);
+      if (unit < total) v[i] = token_unit(args, row, unit - row * row_units);
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -256,7 +239,7 @@ __global__ void __launch_bounds__(kGatherThreads)
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
     const int at = first + 32 * i;
-    if (at < args.row_units) v[i] = dealt_unit(args, token, at);
+    if (at < args.row_units) v[i] = token_unit(args, token, at);
   }
   uint8_t* to = args.work.x + first / 8 * chunk_bytes;
   const int* rows = args.work.row_of_slot + token * args.top_k;
