@@ -107,8 +107,13 @@ struct RowScales : LaneScales<G::kFormat> {
   __device__ __forceinline__ void start(const StreamArgs& args, bool down, const uint8_t* end,
                                         int warp, int lane) {
     exceptions = (down ? args.weights.down : args.weights.gate_up).exceptions;
-    const uint8_t* rows = end - csf_group_bytes(G::kFormat) - kCsfRowsBytes;
-    LaneScales<G::kFormat>::start(reinterpret_cast<const CsfWarpRows*>(rows)[warp], lane);
+    const auto* rows =
+        reinterpret_cast<const CsfWarpRows*>(end - csf_group_bytes(G::kFormat) - kCsfRowsBytes);
+    LaneScales<G::kFormat>::start(rows[warp], lane);
+    if constexpr (!G::kWarpMma) {  // one wgmma is of all four warps: they must go the same way
+      const CsfWarpRows& any = rows[lane % (kCsfRowsBytes / static_cast<int>(sizeof(CsfWarpRows)))];
+      this->regular = __any_sync(~0u, (any.count | any.odd) != 0) == 0;
+    }
   }
   /// The words of the group that ends at `end`.
   __device__ __forceinline__ void load_group(const uint8_t* end, int warp, int lane) {
