@@ -45,13 +45,10 @@ struct FewJob {
       bias[1] = down ? first[expert * width + channel + 1]
                      : args.weights.up_bias[expert * width + channel];
     }
-    const int blocks = down ? tasks.down_blocks : tasks.up_blocks;
-    const int chunk_count = down ? tasks.down_chunks : tasks.up_chunks;
     const int row = down ? slot * few_row_bytes(args.shape.inter)
                          : small_quotient(slot, static_cast<int>(args.shape.top_k)) *
                                few_row_bytes(args.shape.hidden);
-    run = {down, task.quarter, chunk_count, (int64_t{expert} * blocks + task.block) * chunk_count,
-           rows + row + 32 * t};
+    run = {down, down ? tasks.down_chunks : tasks.up_chunks, rows + row + 32 * t};
   }
   /// To h (first product: eight channels of the tile's tokens, activated) or to `shares` in shared
   /// memory, [slot][16] (second product).

@@ -83,8 +83,7 @@ struct FewRun {
   /// 16 rows of a matrix and what they are multiplied with.
   struct Task {
     bool down;
-    int quarter, chunk_count;
-    int64_t tile;        // number of the first in its matrix
+    int chunk_count;
     const uint8_t* row;  // the lane's token at its columns of the first chunk
   };
   __device__ __forceinline__ const uint8_t* at(int p) const { return ring + p * P::kPlaceBytes; }

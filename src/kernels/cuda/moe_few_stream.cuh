@@ -75,8 +75,11 @@ struct FewStream {
   const FewArgs& args;
   const SlotTiles& slots;
   const WarpTasks& tasks;
-  const uint32_t ring;
   const int lane;
+  // The lane's first unit of the next stage in the ring. Kept as an address, not worked out from
+  // the stage's number: ptxas 13.0 may encode asynchronous copies to a register plus a uniform one
+  // wrongly.
+  uint32_t to;
   const uint64_t policy = evict_first_policy();
   // Of the next stage: its first tile, and the lane's first unit of codes and unit of scales.
   const uint8_t *source = nullptr, *codes = nullptr, *scales = nullptr;
@@ -86,8 +89,12 @@ struct FewStream {
   bool holds = false;        // other warps wait until the first product's copies are all queued
 
   __device__ __forceinline__ FewStream(const FewArgs& a, const SlotTiles& s, const WarpTasks& t,
-                                       uint32_t ring_at, int own_lane)
-      : args(a), slots(s), tasks(t), ring(ring_at), lane(own_lane) {}
+                                       uint32_t ring, int own_lane)
+      : args(a),
+        slots(s),
+        tasks(t),
+        lane(own_lane),
+        to(ring + static_cast<uint32_t>(16 * own_lane)) {}
 
   __device__ __forceinline__ void start_task() {
     const bool down = task >= tasks.own_ups;
@@ -112,7 +119,6 @@ struct FewStream {
   /// Queues the next stage's copies. Chunks behind the matrix's last, and all behind the last task,
   /// become zeros. But for a new task this is straight code: it runs beside the products.
   __device__ __forceinline__ void advance() {
-    const uint32_t to = ring + static_cast<uint32_t>(place * P::kPlaceBytes);
     if (left <= 0) {
       if (holds && task == tasks.own_ups) {
         if (!kRacecheck) named_barrier_arrive(kFewStart, kFewThreads);
@@ -127,17 +133,16 @@ struct FewStream {
       if (first + 32 > kUnits && unit >= kUnits) continue;
       const uint8_t* from = P::kWholeWarps ? codes + P::code_offset(0, first)
                                            : source + P::code_offset(quarter, unit);
-      copy_unit_async(to + static_cast<uint32_t>(16 * unit), from, chunk < left ? 16 : 0, policy);
+      copy_unit_async(to + static_cast<uint32_t>(16 * first), from, chunk < left ? 16 : 0, policy);
     }
     if constexpr (P::kScaleUnits > 0) {
       if (lane < P::kStageChunks * P::kScaleUnits) {
-        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales,
-                        lane / P::kScaleUnits < left ? 16 : 0, policy);
+        copy_unit_async(to + P::kScalesAt, scales, lane / P::kScaleUnits < left ? 16 : 0, policy);
       }
     }
     if constexpr (P::kCsf) {
       if (group_starts && lane < units) {  // behind the last task: as they are
-        copy_unit_async(to + static_cast<uint32_t>(P::kScalesAt + 16 * lane), scales, 16, policy);
+        copy_unit_async(to + P::kScalesAt, scales, 16, policy);
       }
     }
     commit_copies();
@@ -151,7 +156,9 @@ struct FewStream {
     scales += step;
     source += step;
     codes += step;
-    place = place + 1 == P::kPlaces ? 0 : place + 1;
+    const bool last = ++place == P::kPlaces;
+    to += static_cast<uint32_t>(last ? -(P::kPlaces - 1) * P::kPlaceBytes : P::kPlaceBytes);
+    if (last) place = 0;
   }
 };
 
