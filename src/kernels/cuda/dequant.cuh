@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/layout.h"
+#include "kernels/cuda/shift_factors.h"
 
 namespace nibble::kernels::cuda {
 
@@ -18,24 +19,16 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
-/// The same, a times the low half of `pair`, or times its high half: as the compiler knows, the
-/// instruction can take either half for both.
-__device__ __forceinline__ uint32_t mul_bf16x2_low(uint32_t a, uint32_t pair) {
+/// The same, a times half 0 (low) or 1 of `pair`: as the compiler knows, the instruction can take
+/// either half for both.
+template <int half>
+__device__ __forceinline__ uint32_t mul_bf16x2_half(uint32_t a, uint32_t pair) {
   uint32_t d;
-  asm("{.reg .b16 low, high; .reg .b32 both;\n\t"
-      "mov.b32 {low, high}, %2; mov.b32 both, {low, low};\n\t"
+  asm("{.reg .b16 half<2>; .reg .b32 both;\n\t"
+      "mov.b32 {half0, half1}, %2; mov.b32 both, {half%4, half%4};\n\t"
       "fma.rn.bf16x2 %0, %1, both, %3;}"
       : "=r"(d)
-      : "r"(a), "r"(pair), "r"(0x80008000u));
-  return d;
-}
-__device__ __forceinline__ uint32_t mul_bf16x2_high(uint32_t a, uint32_t pair) {
-  uint32_t d;
-  asm("{.reg .b16 low, high; .reg .b32 both;\n\t"
-      "mov.b32 {low, high}, %2; mov.b32 both, {high, high};\n\t"
-      "fma.rn.bf16x2 %0, %1, both, %3;}"
-      : "=r"(d)
-      : "r"(a), "r"(pair), "r"(0x80008000u));
+      : "r"(a), "r"(pair), "r"(0x80008000u), "n"(half));
   return d;
 }
 /// (a & mask_a) | (b & mask_b) in two instructions.
@@ -65,12 +58,30 @@ NIBBLE_HD constexpr uint32_t gather_code(uint32_t half, int i) {
 NIBBLE_HD constexpr uint32_t row_magnitudes(int high) {
   return (high == 0 ? spread_codes(7, 0, 7, 0) : spread_codes(0, 7, 0, 7)) * 0x10001u;
 }
-__device__ __forceinline__ void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
+/// Shifts to the left as the compiler likes: by multiplication, or on the integer pipe, which is
+/// what limits the expansion. Or by multiplication with factors that it does not know, for a kernel
+/// where it likes the wrong one (moe_stream.h).
+struct AnyShift {
+  template <int bits>
+  __device__ __forceinline__ uint32_t left(uint32_t w) const {
+    return w << bits;
+  }
+};
+struct MultiplyShift {
+  const ShiftFactors& factors;
+  template <int bits>
+  __device__ __forceinline__ uint32_t left(uint32_t w) const {
+    return w * factors.power[bits];
+  }
+};
+
+template <typename Shift>
+__device__ __forceinline__ void expand_e2m1(uint32_t w, uint32_t (&a)[4], Shift shift) {
   constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x01C001C0u;
   a[0] = w & (kSign | kMagnitude);
-  a[1] = pick(w << 1, kSign, w << 3, kMagnitude);
-  a[2] = (w << 6) & (kSign | kMagnitude);
-  a[3] = pick(w << 5, kSign, w >> 5, kMagnitude);
+  a[1] = pick(shift.template left<1>(w), kSign, shift.template left<3>(w), kMagnitude);
+  a[2] = shift.template left<6>(w) & (kSign | kMagnitude);
+  a[3] = pick(shift.template left<5>(w), kSign, w >> 5, kMagnitude);
 }
 
 /// Scale bytes of the low and the high row, as two BF16 in one register.
@@ -94,8 +105,9 @@ constexpr int kE8m0UnitMxfp4 = 126, kE8m0UnitMxfp8 = 120;
 __device__ __forceinline__ uint32_t e4m3_upper(uint32_t w) {
   return pick(w, 0x80008000u, w >> 4, 0x07F007F0u);
 }
-__device__ __forceinline__ uint32_t e4m3_lower(uint32_t w) {
-  return pick(w << 8, 0x80008000u, w << 4, 0x07F007F0u);
+template <typename Shift = AnyShift>
+__device__ __forceinline__ uint32_t e4m3_lower(uint32_t w, Shift shift = {}) {
+  return pick(shift.template left<8>(w), 0x80008000u, shift.template left<4>(w), 0x07F007F0u);
 }
 constexpr uint32_t kTwoTo120 = 0x7B807B80u;
 
@@ -135,10 +147,10 @@ __device__ __forceinline__ uint32_t two_scales(const uint8_t* scale_bytes, int w
 /// Registers 0 and 2 of a step are of the low row, 1 and 3 of the high row. `pair`: the rows'
 /// scales.
 __device__ __forceinline__ void scale_rows(uint32_t (&a)[4], uint32_t pair) {
-  a[0] = mul_bf16x2_low(a[0], pair);
-  a[1] = mul_bf16x2_high(a[1], pair);
-  a[2] = mul_bf16x2_low(a[2], pair);
-  a[3] = mul_bf16x2_high(a[3], pair);
+  a[0] = mul_bf16x2_half<0>(a[0], pair);
+  a[1] = mul_bf16x2_half<1>(a[1], pair);
+  a[2] = mul_bf16x2_half<0>(a[2], pair);
+  a[3] = mul_bf16x2_half<1>(a[3], pair);
 }
 
 /// What a lane holds of one tile: its words and its two scales. Step j's registers come from
@@ -162,9 +174,9 @@ struct E2m1Words {
   __device__ __forceinline__ void load_codes(const uint8_t* codes, int warp, int lane) {
     words = reinterpret_cast<const uint4*>(codes)[warp * 32 + lane];
   }
-  template <int j>
-  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
-    expand_e2m1(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w, a);
+  template <int j, typename Shift>
+  __device__ __forceinline__ void expand(uint32_t (&a)[4], Shift shift) const {
+    expand_e2m1(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w, a, shift);
   }
 };
 template <FormatId format>
@@ -195,14 +207,14 @@ struct E4m3Words {
     words[0] = reinterpret_cast<const uint4*>(codes)[warp * 64 + lane];
     words[1] = reinterpret_cast<const uint4*>(codes)[warp * 64 + 32 + lane];
   }
-  template <int j>
-  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
+  template <int j, typename Shift>
+  __device__ __forceinline__ void expand(uint32_t (&a)[4], Shift shift) const {
     const uint4 w = words[j / 2];
     const uint32_t w0 = j % 2 == 0 ? w.x : w.z, w1 = j % 2 == 0 ? w.y : w.w;
     a[0] = e4m3_upper(w0);
-    a[1] = e4m3_lower(w0);
+    a[1] = e4m3_lower(w0, shift);
     a[2] = e4m3_upper(w1);
-    a[3] = e4m3_lower(w1);
+    a[3] = e4m3_lower(w1, shift);
   }
 };
 template <>
@@ -260,8 +272,8 @@ struct TileParts<FormatId::kNf3> : Nf3Words, RowPairScales {
     load_codes(codes, codes + 1024, warp, lane);
     set_scales(expand_scales(two_scales<FormatId::kNf3>(scale_bytes, warp, lane)));
   }
-  template <int j>
-  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
+  template <int j, typename Shift>
+  __device__ __forceinline__ void expand(uint32_t (&a)[4], Shift) const {
     uint32_t w;
     if constexpr (j < 3) {
       w = words[j] & 0x77777777u;
@@ -287,8 +299,8 @@ struct TileParts<FormatId::kBf16> {
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     load(tile, tile + tile_code_bytes(FormatId::kBf16), warp, lane);
   }
-  template <int j>
-  __device__ __forceinline__ void expand(uint32_t (&a)[4]) const {
+  template <int j, typename Shift>
+  __device__ __forceinline__ void expand(uint32_t (&a)[4], Shift) const {
     a[0] = words[j].x;
     a[1] = words[j].y;
     a[2] = words[j].z;
@@ -301,7 +313,7 @@ template <FormatId format>
 struct TileFragment : TileParts<format> {
   template <int j>
   __device__ __forceinline__ void step(uint32_t (&a)[4]) const {
-    this->template expand<j>(a);
+    this->template expand<j>(a, AnyShift{});
     this->scale(a);
   }
 };

@@ -75,16 +75,15 @@ __device__ __forceinline__ void store_activated(const StreamArgs& args,
       up_bias = args.weights.up_bias[expert * args.shape.inter + channel];
     }
   }
+  // Rows begin at a multiple of 8: all of the lane's are swizzled alike.
   const int unit = 4 * static_cast<int>(block % 2) + warp;
+  uint8_t* out =
+      args.work.h + chunk_offset(args.work.capacity, block / 2, row_begin + g, unit) + 4 * t;
 #pragma unroll
   for (int i = 0; i < kRegisters / 4; ++i) {
     const uint32_t channels =
         activated_channels(args.shape, acc + 4 * i, gate_factor, up_factor, gate_bias, up_bias);
-    if (8 * i + g < rows) {
-      uint8_t* out =
-          args.work.h + chunk_offset(args.work.capacity, block / 2, row_begin + 8 * i + g, unit);
-      *reinterpret_cast<uint32_t*>(out + 4 * t) = channels;
-    }
+    if (8 * i + g < rows) *reinterpret_cast<uint32_t*>(out + 8 * kRowBytes * i) = channels;
   }
 }
 
@@ -94,14 +93,25 @@ __device__ __forceinline__ float2 rounded_pair(float2 share) {
   return __bfloat1622float2(__float22bfloat162_rn(share));
 }
 
-/// Second product: a lane holds two adjacent channels of each token. `slots` and `router` are the
-/// tile's slot numbers and router weights. To the workspace's shares or, if a token has one expert
-/// alone, to y.
+/// Where a row's share goes, in units of 8 bytes (check() in moe_layer.cu: they suffice), and its
+/// router weight.
+struct alignas(8) RowTarget {
+  uint32_t unit;
+  float router;
+};
+/// To the workspace's shares (BF16) or, if a token has one expert alone, to y.
+__device__ __forceinline__ RowTarget row_target(const StreamArgs& args, int slot) {
+  const int64_t row_bytes = args.shape.hidden * (args.y == nullptr ? 2 : 4);
+  return {static_cast<uint32_t>(slot * row_bytes / 8),
+          args.router_weights == nullptr ? 1.0f : args.router_weights[slot]};
+}
+
+/// Second product: a lane holds two adjacent channels of each token.
 template <int kRegisters>
 __device__ __forceinline__ void store_weighted(const StreamArgs& args,
                                                const float (&acc)[kRegisters], int expert,
                                                float factor, int64_t block, int rows, int warp,
-                                               int lane, const int* slots, const float* router) {
+                                               int lane, const RowTarget* targets) {
   const int g = lane / 4, t = lane % 4;
   const int64_t channel = packed_row(Product::kDown, block, warp, g, 0);
   if (channel >= args.shape.hidden) return;
@@ -110,25 +120,35 @@ __device__ __forceinline__ void store_weighted(const StreamArgs& args,
     bias[0] = args.weights.down_bias[expert * args.shape.hidden + channel];
     bias[1] = args.weights.down_bias[expert * args.shape.hidden + channel + 1];
   }
+  auto for_each_row = [&](auto store) __attribute__((always_inline)) {
 #pragma unroll
-  for (int i = 0; i < kRegisters / 4; ++i) {
+    for (int i = 0; i < kRegisters / 4; ++i) {
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int row = 8 * i + 2 * t + c;
-      if (row >= rows) continue;
-      float2 share = weighted_pair(acc[4 * i + c], acc[4 * i + 2 + c], factor, bias, router[row]);
-      const int64_t at = slots[row] * args.shape.hidden + channel;
-      if (args.y == nullptr) {
-        *reinterpret_cast<uint32_t*>(args.work.shares + at) = pack_bf16(share.x, share.y);
-        continue;
+      for (int c = 0; c < 2; ++c) {
+        const int row = 8 * i + 2 * t + c;
+        const RowTarget target = targets[row];  // behind the tile's rows: anything
+        const float2 share =
+            weighted_pair(acc[4 * i + c], acc[4 * i + 2 + c], factor, bias, target.router);
+        if (row < rows) store(int64_t{8} * target.unit, share);
       }
-      if (args.add != nullptr) {
-        const float2 more = *reinterpret_cast<const float2*>(args.add + at);
-        share = make_float2(__fadd_rn(share.x, more.x), __fadd_rn(share.y, more.y));
-      }
-      *reinterpret_cast<float2*>(args.y + at) = share;
     }
+  };
+  if (args.y == nullptr) {
+    uint8_t* shares = reinterpret_cast<uint8_t*>(args.work.shares + channel);
+    for_each_row([&](int64_t at, float2 share) {
+      *reinterpret_cast<uint32_t*>(shares + at) = pack_bf16(share.x, share.y);
+    });
+    return;
   }
+  uint8_t* y = reinterpret_cast<uint8_t*>(args.y + channel);
+  const uint8_t* add = reinterpret_cast<const uint8_t*>(args.add + channel);
+  for_each_row([&](int64_t at, float2 share) {
+    if (args.add != nullptr) {
+      const float2 more = *reinterpret_cast<const float2*>(add + at);
+      share = make_float2(__fadd_rn(share.x, more.x), __fadd_rn(share.y, more.y));
+    }
+    *reinterpret_cast<float2*>(y + at) = share;
+  });
 }
 
 }  // namespace nibble::kernels::cuda

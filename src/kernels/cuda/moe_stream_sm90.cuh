@@ -41,7 +41,7 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
     multiply_by_warps<G, kTokens>(acc, ring, rows, table, group, chunk_count, warp, lane);
   } else {
 #if defined(NIBBLE_HAS_WGMMA)
-    multiply<G, kTokens>(acc, ring, rows, table, group, chunk_count, warp, lane);
+    multiply<G, kTokens>(acc, args, ring, rows, table, group, chunk_count, warp, lane);
 #else
     __trap();  // moe_layer() does not launch this geometry here
 #endif
@@ -56,10 +56,9 @@ __device__ __forceinline__ void run_item(const StreamArgs& args, const WorkItem&
       add_release(args.work.done + item.tile, 1);
     }
   } else {
-    named_barrier(1 + group, 128);  // the tile's slots and router weights are written
-    int* slots = reinterpret_cast<int*>(moe_smem + G::kRows) + group * 2 * G::kTileTokens;
-    store_weighted(args, acc, item.expert, factor, block, item.rows, warp, lane, slots,
-                   reinterpret_cast<const float*>(slots + G::kTileTokens));
+    named_barrier(1 + group, 128);  // the tile's targets are written
+    store_weighted(args, acc, item.expert, factor, block, item.rows, warp, lane,
+                   G::row_targets(group));
     named_barrier(1 + group, 128);
   }
 }
@@ -114,11 +113,8 @@ __device__ __forceinline__ void consume(const StreamArgs& args, int group, int w
       const int thread = warp * 32 + lane;
       if (item.product == static_cast<int>(Product::kDown) && thread < item.rows) {
         // Fetched here, so that the latency passes before the epilogue needs them.
-        int* slots = reinterpret_cast<int*>(moe_smem + G::kRows) + group * 2 * G::kTileTokens;
         const int slot = args.work.slot_of_row[item.row_begin + thread];
-        slots[thread] = slot;
-        reinterpret_cast<float*>(slots + G::kTileTokens)[thread] =
-            args.router_weights == nullptr ? 1.0f : args.router_weights[slot];
+        G::row_targets(group)[thread] = row_target(args, slot);
       }
       run_item_of<G>(args, queue, ring, group, warp, lane);
     }

@@ -161,6 +161,8 @@ __device__ __forceinline__ void shrink_registers() {
 #endif
 }
 
+/// Keeps a value in its register: the compiler will not work it out again where it is used.
+__device__ __forceinline__ void keep(uint32_t& v) { asm volatile("" : "+r"(v)); }
 /// A value that is equal in all lanes, told to the compiler: it may then live in uniform registers.
 __device__ __forceinline__ int uniform(int v) { return __shfl_sync(~0u, v, 0); }
 

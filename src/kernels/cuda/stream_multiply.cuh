@@ -27,9 +27,9 @@ __device__ __forceinline__ void add_scaled(float (&acc)[kRegisters], const float
 /// them; the other three warpgroups fill the gap. (Expanding the next chunk meanwhile needs a
 /// second set of A registers and so half the warpgroups: measured slower, see docs/results.)
 template <typename G, int kTokens>
-__device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& ring,
-                                         RowScales<G>& rows, const LevelTable& table, int group,
-                                         int chunk_count, int warp, int lane) {
+__device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], const StreamArgs& args,
+                                         Ring<G>& ring, RowScales<G>& rows, const LevelTable& table,
+                                         int group, int chunk_count, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.0f;
   int sub = 0;  // chunk inside the stage
@@ -38,15 +38,16 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], Ring<G>& rin
     TileWeights<G> weights;
     const uint8_t* tile = ring.tile(group, sub);
     if (G::kCsf && in_group == 0) rows.load_group(tile, warp, lane);
-    weights.load(tile, rows, in_group, table, warp, lane);
+    weights.load(tile, G::kCsf ? rows.scales(in_group) : 0, table, warp, lane);
     const TileFragment<G::kFormat>& fragment = weights.fragment;
     const uint64_t b =
         chunk_descriptor(ring.x() + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes));
     uint32_t a[4][4];
-    fragment.template expand<0>(a[0]);
-    fragment.template expand<1>(a[1]);
-    fragment.template expand<2>(a[2]);
-    fragment.template expand<3>(a[3]);
+    const MultiplyShift shift{args.shift_factors};
+    fragment.template expand<0>(a[0], shift);
+    fragment.template expand<1>(a[1], shift);
+    fragment.template expand<2>(a[2], shift);
+    fragment.template expand<3>(a[3], shift);
     if (!regular) weights.finish(rows, chunk, lane);
 #pragma unroll
     for (int j = 0; j < 4; ++j) fragment.scale(a[j]);
@@ -98,14 +99,15 @@ struct ChunkOperands {
   TileWeights<G> weights;
   uint32_t tokens[kTokens / 8][2][4];
 
-  /// `x` is the lane's ldmatrix address (see multiply_by_warps).
-  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, const RowScales<G>& rows,
-                                       int in_group, const LevelTable& table, int warp, int lane) {
-    weights.load(tile, rows, in_group, table, warp, lane);
+  /// `x`, `other_x`: the lane's ldmatrix addresses (see multiply_by_warps).
+  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, uint32_t other_x,
+                                       uint32_t csf_scales, const LevelTable& table, int warp,
+                                       int lane) {
+    weights.load(tile, csf_scales, table, warp, lane);
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
       load_matrices(tokens[i][0], x + static_cast<uint32_t>(1024 * i));
-      load_matrices(tokens[i][1], (x + static_cast<uint32_t>(1024 * i)) ^ 64u);
+      load_matrices(tokens[i][1], other_x + static_cast<uint32_t>(1024 * i));
     }
   }
   template <int j>
@@ -150,6 +152,14 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
   static_assert(kChunks % 2 == 0);  // the chunks take turns with two sets of registers
   // Lanes 8 m .. 8 m + 7 point at the eight tokens of 16-byte unit m (and 4 + m: address ^ 64).
   const uint32_t x_lane = static_cast<uint32_t>(lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16);
+  uint32_t x = 0, other_x = 0;  // in the stage at hand
+  auto begin_stage = [&] {
+    ring.wait_full();
+    x = ring.x() + x_lane;
+    keep(x);
+    other_x = x ^ 64;
+    keep(other_x);
+  };
   // Chunk `sub` of stage `stage`, which is at hand.
   auto load = [&](ChunkOperands<G, kTokens> & operands, int stage, int sub)
       __attribute__((always_inline)) {
@@ -157,14 +167,15 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
     const int in_group = kChunks == kCsfChunks ? sub : chunk % kCsfChunks;
     const uint8_t* tile = ring.tile(group, sub);
     if (G::kCsf && in_group == 0) rows.load_group(tile, warp, lane);
-    operands.load(tile, ring.x() + x_lane + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes),
-                  rows, in_group, table, warp, lane);
+    const auto at = static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes);
+    operands.load(tile, x + at, other_x + at, G::kCsf ? rows.scales(in_group) : 0, table, warp,
+                  lane);
   };
   // Compressed scales with exceptions are rare: such rows go the slow way of the last chunks.
   const int full_stages = G::kCsf && !rows.regular ? 0 : chunk_count / kChunks;
   ChunkOperands<G, kTokens> operands[2];  // more than 16 tokens would spill
   if (full_stages > 0) {
-    ring.wait_full();
+    begin_stage();
     load(operands[0], 0, 0);
   }
 #pragma unroll 1
@@ -176,7 +187,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
       } else {
         ring.advance();
         if (stage + 1 < full_stages) {
-          ring.wait_full();
+          begin_stage();
           load(next, stage + 1, 0);
         }
       }
@@ -195,7 +206,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
 #pragma unroll 1
   for (int chunk = full_stages * kChunks; chunk < chunk_count; ++chunk) {
     const int sub = chunk % kChunks;
-    if (sub == 0) ring.wait_full();
+    if (sub == 0) begin_stage();
     load(operands[0], chunk / kChunks, sub);
     if (G::kCsf && !rows.regular) operands[0].weights.finish(rows, chunk, lane);
     operands[0].multiply(acc);

@@ -2,6 +2,7 @@
 // ring of stages in shared memory, the queue of work items, and the two producer warps.
 #pragma once
 
+#include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/moe_stream.h"
 #include "kernels/cuda/stage_ring.cuh"
 
@@ -46,7 +47,7 @@ struct StreamGeometry {
   static constexpr int kWBytes = kGroups * kBlockBytes;
   static constexpr int kTailBytes = 2 * kMaxStages * 8 + 2 * kItemSlots * 8 +
                                     kItemSlots * static_cast<int>(sizeof(WorkItem)) +
-                                    groups * tile_tokens * 8 + 16;
+                                    groups * tile_tokens * static_cast<int>(sizeof(RowTarget)) + 16;
   static constexpr int kBudget = cta_bytes - kTailBytes;
   static constexpr int kFit = kBudget / (kXBytes + kWBytes);
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
@@ -56,11 +57,17 @@ struct StreamGeometry {
   static constexpr int kItemFull = kEmpty + 8 * kMaxStages;
   static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
-  static constexpr int kRows = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
-  static constexpr int kSmemBytes = kRows + groups * tile_tokens * 8;
+  static constexpr int kTargets =
+      (kItems + kItemSlots * static_cast<int>(sizeof(WorkItem)) + 15) / 16 * 16;
+  static constexpr int kSmemBytes =
+      kTargets + groups * tile_tokens * static_cast<int>(sizeof(RowTarget));
   static_assert(kStages >= 3);
   static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
   static __device__ const uint8_t* smem() { return moe_smem; }
+  /// Of the rows of the token tile that a warpgroup multiplies.
+  static __device__ RowTarget* row_targets(int group) {
+    return reinterpret_cast<RowTarget*>(moe_smem + kTargets) + group * kTileTokens;
+  }
 };
 
 template <typename G>

@@ -49,6 +49,7 @@ struct LaneScales {
 
   __device__ __forceinline__ void start(const CsfWarpRows& rows, int lane) {
     base = Halves::expand_bases(rows.bases[lane / 4]);
+    keep(base);
     turn = static_cast<uint32_t>(csf_turn(format, lane));
     // By vote, so that the compiler knows that all lanes go the same way.
     regular = __any_sync(~0u, (rows.count | rows.odd) != 0) == 0;
@@ -129,15 +130,15 @@ struct TileWeights {
   static constexpr FormatId kFormat = G::kFormat;
   TileFragment<kFormat> fragment;
 
-  /// `in_group`: the chunk's number in its group, whose words are loaded (compressed scales only).
-  __device__ __forceinline__ void load(const uint8_t* tile, const RowScales<G>& rows, int in_group,
+  /// `csf_scales`: of the chunk, where scales are compressed.
+  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t csf_scales,
                                        const LevelTable& table, int warp, int lane) {
     if constexpr (kFormat == FormatId::kNf3) fragment.table = table;
     if constexpr (!G::kCsf) {
       fragment.load(tile, tile + tile_scales_at(kFormat), warp, lane);
     } else {
       fragment.load_codes(tile, warp, lane);
-      fragment.set_scales(rows.scales(in_group));
+      fragment.set_scales(csf_scales);
     }
   }
   __device__ __forceinline__ void finish(RowScales<G>& rows, int chunk, int lane) {
