@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Registers of a decode step's kernels on sm_90a, as nvcc reports them. They decide which kernels share a
 # processor, and so when the next one can start: one step beyond a bound here costs microseconds a layer
-# (docs/results/cuda-model-h200.md), and no other test would see it.
+# (docs/results/cuda-model-h200.md), and no other test would see it. Nor that the experts' kernels for more
+# rows, whose sums fill the registers, spill.
 #   check_registers.sh NVCC [LAUNCHER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +22,7 @@ compile() {
     / Used [0-9]+ registers/ { used = $0; sub(/.* Used /, "", used); sub(/ registers.*/, "", used)
                                print used, spilled, name }' > "$out/$1.txt"
 }
-sources=(moe_few_fp4 router linear_bf16 attention_bf16)
+sources=(moe_few_fp4 moe_stream_nvfp4 router linear_bf16 attention_bf16)
 for s in "${sources[@]}"; do compile "$s" & done
 wait
 
@@ -47,4 +48,6 @@ check 'router, beside the experts' router 'norm_route_kernel<.*, 2, 16> >' 2 1 4
 check 'held product, beside the experts' linear_bf16 'linear_held_kernel' 1 1 64
 check 'attention, alone on its processor' attention_bf16 'attention_cluster_kernel<.*, true>' 2 65 80
 check 'attention, two on a processor' attention_bf16 'attention_cluster_kernel<.*, false>' 2 1 64
+check 'experts, many rows, sums in registers' moe_stream_nvfp4 'moe_stream_kernel<.*, false, 4, 128, ' 2 96 96
+check 'experts, some rows, two on a processor' moe_stream_nvfp4 'moe_stream_kernel<.*, true, 2, 16, 4, 2, ' 2 1 96
 exit $failed
