@@ -112,11 +112,8 @@ TEST(Limits, MoreActivationsThanCanBeNumberedAreRefused) {
   EXPECT_EQ(linears.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(linears.error().message(), HasSubstr("rows times columns at most 17179869184"));
 
-  const MoeWeights experts = [] {
-    MoeWeights w = weights(FormatId::kNvfp4, FormatId::kNvfp4);
-    w.experts = 128;
-    return w;
-  }();
+  MoeWeights experts = weights(FormatId::kNvfp4, FormatId::kNvfp4);
+  experts.experts = 128;
   const Result<void> layer = moe_layer(shape(2048, 768, 8), {{&experts, 1}, nullptr},
                                        {.tokens = (int64_t{1} << 20) + 1}, nullptr, nullptr);
   ASSERT_FALSE(layer);

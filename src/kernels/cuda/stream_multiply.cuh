@@ -38,7 +38,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 2], const Stream
     TileWeights<G> weights;
     const uint8_t* tile = ring.tile(group, sub);
     if (G::kCsf && in_group == 0) rows.load_group(tile, warp, lane);
-    weights.load(tile, G::kCsf ? rows.scales(in_group) : 0, table, warp, lane);
+    weights.load(tile, rows, in_group, table, warp, lane);
     const TileFragment<G::kFormat>& fragment = weights.fragment;
     const uint64_t b =
         chunk_descriptor(ring.x() + static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes));
@@ -101,9 +101,9 @@ struct ChunkOperands {
 
   /// `x`, `other_x`: the lane's ldmatrix addresses (see multiply_by_warps).
   __device__ __forceinline__ void load(const uint8_t* tile, uint32_t x, uint32_t other_x,
-                                       uint32_t csf_scales, const LevelTable& table, int warp,
-                                       int lane) {
-    weights.load(tile, csf_scales, table, warp, lane);
+                                       const RowScales<G>& rows, int in_group,
+                                       const LevelTable& table, int warp, int lane) {
+    weights.load(tile, rows, in_group, table, warp, lane);
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
       load_matrices(tokens[i][0], x + static_cast<uint32_t>(1024 * i));
@@ -168,8 +168,7 @@ __device__ __forceinline__ void multiply_by_warps(float (&acc)[kTokens / 2], Rin
     const uint8_t* tile = ring.tile(group, sub);
     if (G::kCsf && in_group == 0) rows.load_group(tile, warp, lane);
     const auto at = static_cast<uint32_t>(sub * G::kTileTokens * kRowBytes);
-    operands.load(tile, x + at, other_x + at, G::kCsf ? rows.scales(in_group) : 0, table, warp,
-                  lane);
+    operands.load(tile, x + at, other_x + at, rows, in_group, table, warp, lane);
   };
   // Compressed scales with exceptions are rare: such rows go the slow way of the last chunks.
   const int full_stages = G::kCsf && !rows.regular ? 0 : chunk_count / kChunks;

@@ -57,12 +57,12 @@ struct StreamGeometry {
   static constexpr int kItemFull = kEmpty + 8 * kMaxStages;
   static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;
   static constexpr int kItems = kItemEmpty + 8 * kItemSlots;
-  static constexpr int kTargets =
-      (kItems + kItemSlots * static_cast<int>(sizeof(WorkItem)) + 15) / 16 * 16;
+  static constexpr int kTargets = kItems + kItemSlots * static_cast<int>(sizeof(WorkItem));
   static constexpr int kSmemBytes =
       kTargets + groups * tile_tokens * static_cast<int>(sizeof(RowTarget));
   static_assert(kStages >= 3);
-  static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0);
+  static_assert(kXBytes % 1024 == 0 && kWBytes % 16 == 0 && kFull % 8 == 0 &&
+                kTargets % alignof(RowTarget) == 0);
   static __device__ const uint8_t* smem() { return moe_smem; }
   /// Of the rows of the token tile that a warpgroup multiplies.
   static __device__ RowTarget* row_targets(int group) {

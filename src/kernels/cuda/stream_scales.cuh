@@ -130,15 +130,16 @@ struct TileWeights {
   static constexpr FormatId kFormat = G::kFormat;
   TileFragment<kFormat> fragment;
 
-  /// `csf_scales`: of the chunk, where scales are compressed.
-  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t csf_scales,
+  /// `in_group`: the chunk's number in its group, whose words are loaded (compressed scales only).
+  __device__ __forceinline__ void load(const uint8_t* tile, const RowScales<G>& rows, int in_group,
                                        const LevelTable& table, int warp, int lane) {
     if constexpr (kFormat == FormatId::kNf3) fragment.table = table;
     if constexpr (!G::kCsf) {
       fragment.load(tile, tile + tile_scales_at(kFormat), warp, lane);
     } else {
+      const uint32_t scales = rows.scales(in_group);
       fragment.load_codes(tile, warp, lane);
-      fragment.set_scales(csf_scales);
+      fragment.set_scales(scales);
     }
   }
   __device__ __forceinline__ void finish(RowScales<G>& rows, int chunk, int lane) {
