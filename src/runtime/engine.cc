@@ -52,7 +52,7 @@ class EngineImpl final : public Engine {
     int64_t logit_row = 0;  // first of its rows in the step's output
     Sampled sampled;        // if it samples
 
-    size_t last_row() const { return static_cast<size_t>(logit_row + item->logit_rows - 1); }
+    int64_t last_row() const { return logit_row + item->logit_rows - 1; }
   };
   using Batch = std::vector<BatchItem>;
 
@@ -392,7 +392,7 @@ void EngineImpl::pick_tokens(const Batch& batch, const model::Draws* draws) {
   if (draws != nullptr) {
     for (Pick& pick : picks_) {
       if (!pick.item->samples) continue;
-      const size_t row = pick.last_row();
+      const auto row = static_cast<size_t>(pick.last_row());
       pick.sampled = {.token = draws->tokens[row], .logprob = draws->logprobs[row]};
     }
   } else {
@@ -400,9 +400,9 @@ void EngineImpl::pick_tokens(const Batch& batch, const model::Draws* draws) {
       Pick& pick = picks_[static_cast<size_t>(task)];
       if (!pick.item->samples) return;
       const Active& active = *pick.active;
-      pick.sampled = sample(logits_row(static_cast<int64_t>(pick.last_row())),
-                            active.request.prompt, active.output, active.request.sampling,
-                            active.output.size(), scratch_[static_cast<size_t>(worker)]);
+      pick.sampled = sample(logits_row(pick.last_row()), active.request.prompt, active.output,
+                            active.request.sampling, active.output.size(),
+                            scratch_[static_cast<size_t>(worker)]);
     });
   }
   for (const Pick& pick : picks_) {
